@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from harness import Run, UserError, evaluate, train
 from harness.command.check import check
 from harness.command.compose import compose, compose_command
+from harness.convert import convert
 from tests.faults.run_folder import contents, differences, leave_at
 
 QUICK = (
@@ -21,10 +22,8 @@ QUICK = (
 @pytest.fixture
 def weights(finished_run: Path, tmp_path: Path) -> Path:
     """Those of the finished run, as a file that a test may take away."""
-    state = torch.load(finished_run / "checkpoints" / "best.ckpt", weights_only=False)["state_dict"]
-    plain = {name.removeprefix("net."): value for name, value in state.items() if "net." in name}
     path = tmp_path / "epoch=3-step=(4).safetensors"  # as Lightning names its own
-    save_file(plain, path)
+    convert(finished_run, path)
     return path
 
 
@@ -78,7 +77,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
     weights: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     for words, said in (
-        ("init=wieghts.safetensors", "init.path=wieghts.safetensors: there is no such file"),
+        ("init=wieghts.safetensors", "init.path=wieghts.safetensors does not exist."),
         ("init=conf", "init.path=conf: a folder that is no checkpoint itself"),
         ("init=train.py", "init.path=train.py: not a checkpoint, or a damaged one"),
         ("init.freeze=[nett]", "init.freeze=['nett']: there is no nett. Did you mean net?"),

@@ -33,13 +33,16 @@ def test_a_head_of_another_size_is_left_out_when_asked(tmp_path: Path) -> None:
     assert "7 of the 9 tensors of net fit" in text
     assert "fit. net.head.weight is (10, 8), here (3, 8), net.head.bias is (10,), here" in text
     assert "Type init.leave_out=[net.head] to go without these, or init.strict=false." in text
+    text = refusal(tmp_path, state, leave_out=["net.haed"])
+    assert text == "init.leave_out=['net.haed']: there is no net.haed. Did you mean net.head?"
     module, rows, _ = started(tmp_path, state, leave_out=["net.head"])
     assert rows["fits"] == "7 of the 7 tensors of net"
     assert rows["left out"] == "net.head.weight, net.head.bias"
     assert torch.equal(module.net.backbone[0].weight, state["backbone.0.weight"])
-    _, rows, _ = started(tmp_path, state, strict=False)
+    _, rows, lines = started(tmp_path, state, strict=False)
     assert rows["fits"] == "7 of the 9 tensors of net"
     assert "net.head.weight is (10, 8), here (3, 8)" in rows["does not fit"]
+    assert "did not take net.head.bias: is (10,), here (3,)" in lines
 
 
 def test_what_only_one_side_has_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -69,12 +72,6 @@ def test_the_part_that_takes_the_weights_is_found(tmp_path: Path) -> None:
     torch.save({f"net.{name}": value for name, value in state.items()}, tmp_path / "tied.pt")
     start_from(tied, settings({"path": str(tmp_path / "tied.pt")}))
     assert torch.equal(tied.again.weight, state["head.weight"])
-
-
-def test_settings_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:
-    state = network().state_dict()
-    text = refusal(tmp_path, state, leave_out=["net.haed"])
-    assert text == "init.leave_out=['net.haed']: there is no net.haed. Did you mean net.head?"
 
 
 def test_floating_types_are_cast_and_whole_numbers_are_no_weights(tmp_path: Path) -> None:

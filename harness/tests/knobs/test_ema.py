@@ -13,14 +13,10 @@ from harness.convert import load
 from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON, train
-from tests.knobs.recorder import Recorder, State
+from tests.knobs.runs import WITH_BUFFERS, Recorder, State
 from tests.strategy_runs import farthest
 
-RECORDED = ("callbacks=ema", "+callbacks.recorder._target_=tests.knobs.recorder.Recorder")
-WITH_BUFFERS = (
-    *("model.net._target_=tests.knobs.networks.WithBuffers", "+model.net.num_hidden=64"),
-    *("~model.net.hidden", "~model.net.dropout"),
-)
+RECORDED = ("callbacks=ema", "+callbacks.recorder._target_=tests.knobs.runs.Recorder")
 
 
 def trained(folder: Path, *words: str) -> State:

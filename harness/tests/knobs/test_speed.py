@@ -19,6 +19,7 @@ from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON
 from tests.faults.run_folder import contents, differences, leave_at
+from tests.knobs.runs import WITH_BUFFERS
 
 CNN = ("model=cnn", "model.net.channels=[8,16]", "data=synthetic", "trainer.max_epochs=2")
 
@@ -118,9 +119,7 @@ def test_a_faster_run_follows_the_plain_one(
 def test_compiled_run_goes_on_equal_by_bit_from_a_batch_of_another_size(tmp_path: Path) -> None:
     """BatchNorm's sums over a batch round otherwise where one kernel serves all sizes."""
     quiet = [word for word in COMMON if not word.startswith("model.net.")]
-    network = "model.net._target_=tests.knobs.networks.WithBuffers"
-    words = (*quiet, network, "~model.net.hidden", "~model.net.dropout", "+model.net.num_hidden=64")
-    run_dir = train_command(tmp_path, *words, "compile=true")
+    run_dir = train_command(tmp_path, *quiet, *WITH_BUFFERS, "compile=true")
     reference = contents(run_dir)
     leave_at(run_dir, 4)  # before the smaller batch at the end of the first epoch
     result = command("train.py", f"resume={run_dir}")

@@ -19,7 +19,6 @@ from harness.files import best_checkpoint
 from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, check, parsing, row_major
 from .unpickle import InertUnpickler
 
-SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 _SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.\w+$")  # one of one is the whole
 _RANK = re.compile(r"(mp_rank_|consolidated\.)\d\d")  # as Megatron, DeepSpeed and Llama name shares
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
@@ -61,11 +60,6 @@ def whole(source: str | Path) -> Path:
     )
 
 
-def stem_of(source: Path) -> str:
-    """Return the name without a checkpoint's suffix; the dots in `loss=0.12` are no suffix."""
-    return source.stem if source.suffix in SUFFIXES else source.name
-
-
 class Checkpoint(ExitStack):
     """An opened checkpoint: its `kind` in words, and its `root`, what was saved, as data."""
 
@@ -73,6 +67,7 @@ class Checkpoint(ExitStack):
         super().__init__()
         self.path = path
         self.budget = Budget()
+        self.num_bytes = 0  # of its files
         self._files: list[tuple[BinaryIO, os.stat_result]] = []
         try:
             with parsing():
@@ -84,11 +79,6 @@ class Checkpoint(ExitStack):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its files."""
-        return sum(status.st_size for _, status in self._files)
 
     def check_unchanged(self) -> None:
         """Raise if a file was written to since it was opened."""
@@ -102,6 +92,7 @@ class Checkpoint(ExitStack):
         file = self.enter_context(path.open("rb"))
         status = os.fstat(file.fileno())
         self._files.append((file, status))
+        self.num_bytes += status.st_size
         self.budget.left += status.st_size
         head = os.pread(file.fileno(), 40, 0)
         # First, since a safetensors file begins with a length, which can be any bytes.

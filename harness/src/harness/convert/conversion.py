@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import UserError
 from harness.files import replacing
 
-from .checkpoint import Checkpoint, stem_of, whole
+from .checkpoint import Checkpoint, whole
 from .choose import Selection, printable, select
 from .tensors import CheckpointError, Tensor, check, stream
 from .write import verify, write_pt, write_safetensors
@@ -22,6 +22,7 @@ from .write import verify, write_pt, write_safetensors
 if TYPE_CHECKING:
     import torch
 
+_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
 _MIN_RESULT, _MAX_EXPANSION = 100_000_000, 16  # bytes that any file may lead to; times the source
 
@@ -98,7 +99,10 @@ def _read_one(tensor: Tensor, name: str) -> "torch.Tensor":
 def opened(
     source: str | Path, *, key: str | None = None, prefix: str = "auto", ema: bool = True
 ) -> Iterator[Weights]:
-    """Open a checkpoint and find its weights; arguments as of ``convert``.
+    """Open a checkpoint and find its weights; the arguments are options of the command.
+
+    `prefix` is the submodule that is the network, "" for the whole, "auto" to find it; `key` is the
+    entry that holds the weights, "" for the whole file; with `ema` averages are preferred.
 
     Raises:
         UserError: there is no such file.
@@ -124,24 +128,23 @@ def load(source: str | Path, **options: Any) -> dict[str, "torch.Tensor"]:
 
 
 def default_output(source: Path) -> Path:
-    """Return where the weights go if nobody says."""
-    return source.with_name(f"{stem_of(source)}.weights.pt")
+    """Return where the weights go if nobody says; the dots in `loss=0.12` are no suffix."""
+    stem = source.stem if source.suffix in _SUFFIXES else source.name
+    return source.with_name(f"{stem}.weights.pt")
 
 
 def convert(
     source: str | Path,
     output: str | Path | None = None,
     *,
-    key: str | None = None,
-    prefix: str = "auto",
-    ema: bool = True,
     force: bool = False,
     dry_run: bool = False,
+    **options: Any,
 ) -> Weights:
     """Write the weights in a checkpoint as a plain state_dict of CPU tensors.
 
-    The arguments are the options of the command. With `dry_run` nothing is written; `prefix` is the
-    submodule that is the network, "" for the whole, "auto" to find it; `key` "" is the whole file.
+    With `force` an existing output is replaced; with `dry_run` nothing is written. Other options
+    are those of `opened`.
 
     Raises:
         UserError: the arguments cannot be followed.
@@ -156,7 +159,7 @@ def convert(
         raise UserError(f"{output} is the source; name another output.")
     if output.exists() and not (force or dry_run):
         raise UserError(f"{output} exists; --force replaces it.")
-    with opened(source, key=key, prefix=prefix, ema=ema) as weights:
+    with opened(source, **options) as weights:
         weights.output = output
         if not dry_run:
             _write(weights, output, force)

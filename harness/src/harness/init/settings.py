@@ -1,6 +1,6 @@
 """The settings below ``init``, and the names of parts of a module that they have.
 
-In: a mapping of plain values. Out: a checked ``Init``. Next: ``weights`` and ``freezing``.
+In: what a config holds. Out: a checked ``Init``. Next: ``weights`` and ``freezing``.
 Imports no torch, so that mistakes are answered before a run has a folder.
 """
 
@@ -61,16 +61,12 @@ def check_file(path: str) -> None:
     Raises:
         UserError: with what to name instead.
     """
-    from harness.convert.checkpoint import whole  # these two for init.path alone
-    from harness.convert.tensors import CheckpointError
+    from harness.convert.checkpoint import whole  # for init.path alone
 
-    given = Path(path).expanduser()
-    if not given.exists():
-        raise UserError(f"init.path={path}: there is no such file or folder.")
     try:
-        whole(given)
-    except CheckpointError as error:
-        raise UserError(f"init.path={error}.") from error
+        whole(Path(path).expanduser())
+    except UserError as error:
+        raise UserError(f"init.path={str(error).removesuffix('.')}.") from error
 
 
 def bare(name: str) -> str:

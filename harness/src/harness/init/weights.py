@@ -4,7 +4,6 @@ In: a module and the settings. Out: rows for the screen and lines for the log.
 """
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -147,21 +146,18 @@ def check(match: Match, init: Init) -> None:
 
 def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
     """Return rows with a few names, and lines with all, of what was loaded and what was not."""
-
-    def rows(most: int) -> dict[str, str]:
-        texts = {
-            "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
-            "fits": str(match),
-            "does not fit": match.faults(most),
-            "left out": few(match.left_out, most),
-            "note": with_settings("; ".join(weights.notes)),
-        }
-        return {row: text for row, text in texts.items() if text}
-
-    sources = weights.sources
-    lines = [f"{row}: {text}" for row, text in rows(sys.maxsize).items()]
-    lines += [f"took {name} <- {sources[stored]}" for name, stored in match.taken.items()]
-    return rows(3), lines
+    texts = {
+        "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
+        "fits": str(match),
+        "does not fit": match.faults(3),
+        "left out": few(match.left_out, 3),
+        "note": with_settings("; ".join(weights.notes)),
+    }
+    rows = {row: text for row, text in texts.items() if text}
+    lines = [f"{row}: {text}" for row, text in rows.items()]
+    lines += [f"took {name} <- {weights.sources[old]}" for name, old in match.taken.items()]
+    lines += [f"did not take {name}: {why}" for name, why in match.misfits.items()]
+    return rows, lines + [f"left out {name}" for name in match.left_out]
 
 
 def with_settings(text: str) -> str:
