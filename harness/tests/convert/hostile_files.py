@@ -91,8 +91,9 @@ VALUES: dict[str, Callable[[int], bytes]] = {
         + b"2\x86" * 60 + push("cpu", 1) + b"tQ",
     "long_arguments": lambda n: ORDERED + b"q\x080(" + b"N" * (n // 2) + b"t" + KEEP
         + b"0](" + repeated(b"h\x08" + AGAIN + b"R", n // 2) + b"e",
-    "copied_dicts": lambda n: ORDERED + b"q\x080](" + b"NN\x86" * (n // 6) + b"e\x85" + KEEP
-        + b"0](" + repeated(b"h\x08" + AGAIN + b"R", n // 2) + b"e",
+    # Few enough opcodes that their number is not refused: what they copy is.
+    "copied_dicts": lambda n: ORDERED + b"q\x080](" + b"NN\x86" * 60_000 + b"e\x85" + KEEP
+        + b"0](" + (b"h\x08" + AGAIN + b"R") * 20_000 + b"e",
 }  # fmt: skip
 
 

@@ -72,6 +72,10 @@ def test_the_part_that_takes_the_weights_is_found(tmp_path: Path) -> None:
     torch.save({f"net.{name}": value for name, value in state.items()}, tmp_path / "tied.pt")
     start_from(tied, settings({"path": str(tmp_path / "tied.pt")}))
     assert torch.equal(tied.again.weight, state["head.weight"])
+    compiled = FineTuned()
+    compiled.net = nn.ModuleDict({"_orig_mod": compiled.net})  # named as by torch.compile
+    rows, _ = start_from(compiled, settings({"path": str(tmp_path / "tied.pt")}))
+    assert rows["fits"] == "9 of the 9 tensors of the module"
 
 
 def test_floating_types_are_cast_and_whole_numbers_are_no_weights(tmp_path: Path) -> None:
