@@ -62,18 +62,12 @@ def test_a_diff_with_new_sources_makes_the_code_again(project: Path, tmp_path: P
     assert len([*tmp_path.glob("*.diff")]) == 1  # starts with equal changes share it
 
 
-def test_changes_of_code_and_packages_are_shown(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_of_the_code_are_shown(project: Path, tmp_path: Path) -> None:
     first = start_of(tmp_path)
     (project / "data.csv").write_text("no source")
     assert record.changes(tmp_path) is None
-    installed = record.packages() | {"torch": "2.99.1", "pytest": "0"}
-    monkeypatch.setattr(record, "packages", lambda: installed)
     (project / "net.py").write_text("WIDTH = 2\n")
-    changes = str(record.changes(tmp_path))
-    assert "torch 2." in changes
-    assert "-> 2.99.1, what is not committed (then nothing) changed." in changes
+    assert "what is not committed (then nothing) changed." in str(record.changes(tmp_path))
     subprocess.run([*GIT, "commit", "-qam", "second"], cwd=project, check=True)
     assert f"commit {first['commit']} -> " in str(record.changes(tmp_path))
 
@@ -88,5 +82,3 @@ def test_a_diff_that_cannot_be_kept_is_named_and_no_repository_is_none(
     assert str(start["no_diff"]).startswith("it is larger than ")
     monkeypatch.chdir(tmp_path)
     assert record.code() == ({"commit": None}, b"")
-    monkeypatch.setenv("PATH", "")
-    assert record.code() == ({"commit": None}, b"")  # no git

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from small.data import Synthetic
 from torch import Tensor, nn
 
+from tests.faults.plain_module import PlainModule
 
-class Module(pl.LightningModule):
-    """Scales its loss by what ``look`` has gathered of the losses before, and logs it."""
+
+class Module(PlainModule):
+    """Scales its loss by what ``look`` has gathered of the losses before."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
-        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.3)
-        self.head = nn.Linear(8, 10)
         self.make()
 
     def make(self) -> None:
@@ -30,25 +29,15 @@ class Module(pl.LightningModule):
         """What the attributes come to, now that they know of another loss."""
         return 0.0
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.drop(self.norm(self.backbone(inputs)).relu()))
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self(batch[0]), batch[1])
+        loss = super().training_step(batch, batch_idx)
         scale = torch.as_tensor(self.look(loss.detach(), batch_idx), dtype=torch.float32)
-        self.log("state", scale, on_step=True, on_epoch=True)
         return loss * (1 + 0.5 * scale.tanh())
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]), sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 HABITS = (
     *("best", "beta", "text", "last", "fuse", "recent", "by_kind", "counts", "ordered", "bank"),
-    *("centre", "start", "running", "replay", "place", "step_outputs", "anchor", "history"),
+    *("centre", "start", "decaying", "replay", "place", "step_outputs", "anchor", "history"),
     *("same_history", "groups", "of_class"),
 )
 
@@ -77,7 +66,7 @@ def total(value: Any) -> float:
 
 
 class Everything(Module):
-    """Has every habit of authors; what each has come to is logged under its name."""
+    """Has every habit of authors; its loss depends on what each of them has come to."""
 
     of_class: ClassVar[list[float]] = []
 
@@ -93,20 +82,21 @@ class Everything(Module):
         self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
         self.centre = self.start = torch.zeros(())  # the first one is bound anew in every step
         self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
-        self.register_buffer("running", torch.zeros(2), persistent=False)
+        self.register_buffer("decaying", torch.zeros(2), persistent=False)
         self.of_class.clear()
         self.fuse = 0
         self.history = self.same_history = [0.0]
         self.groups: dict[str, Any] = {"all": self.history}
-        self.backbone.requires_grad_(False)
+        self.net.requires_grad_(False)
 
     def on_fit_start(self) -> None:  # the weights that a run begins with; others in a resumed one
         self.anchor = {k: p.detach().clone() for k, p in self.head.named_parameters()}
         self.fuse = 3  # training brings it back to what __init__ has set
 
     def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
         if self.current_epoch == 1:
-            self.backbone.requires_grad_(True)
+            self.net.requires_grad_(True)
 
     def change(self, loss: Tensor, batch_idx: int) -> None:
         value, self.fuse = loss.item(), max(0, self.fuse - 1)
@@ -123,30 +113,29 @@ class Everything(Module):
         self.ordered.move_to_end("a")
         self.step_outputs.append(loss)
         self.bank["sum"] += loss
-        self.bank[batch_idx] = (self.backbone[1].weight[:2, :3].clone() * loss).detach()
+        self.bank[batch_idx] = (self.net[1].weight[:2, :3].clone() * loss).detach()
         self.centre = 0.9 * self.centre + 0.1 * loss
-        self.running = 0.5 * self.running + loss
+        self.decaying = 0.5 * self.decaying + loss
         self.replay[self.place % 6] = [value, batch_idx]
         self.place += 1
         assert self.same_history is self.history
         assert self.groups["all"] is self.history
 
     def modes(self) -> None:
-        self.norm.train(self.global_step % 3 != 1)
-        self.norm.momentum *= 0.9
-        self.drop.p = 0.05 * (1 + self.global_step % 5)
+        self.net[2].train(self.global_step % 3 != 1)
+        self.net[2].momentum *= 0.9
+        self.net[4].p = 0.05 * (1 + self.global_step % 5)
         self.head.bias.requires_grad_(self.global_step % 4 < 2)
         self.trainer.datamodule.noise_level += 0.01  # type: ignore[attr-defined]
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.modes()
         self.change(loss, batch_idx)
-        habits = {name: total(getattr(self, name)) for name in HABITS}
-        habits |= {f"hparams/{name}": total(value) for name, value in self.hparams.items()}
-        self.log_dict({f"state/{name}": value for name, value in habits.items()})
-        return sum(value % 1 for value in habits.values()) / len(habits)
+        habits = [*(getattr(self, name) for name in HABITS), *self.hparams.values()]
+        return sum(total(value) % 1 for value in habits) / len(habits)
 
     def on_train_epoch_end(self) -> None:
+        super().on_train_epoch_end()
         self.log("fit/loss", torch.stack(self.step_outputs).mean())
         self.step_outputs.clear()
 
@@ -164,7 +153,7 @@ class Recorder(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.rate = 0.1 * trainer.current_epoch
-        pl_module.drop.p = 0.2 + self.rate
+        pl_module.net[4].p = 0.2 + self.rate
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.datasets["train"].shift = self.rate
 
@@ -176,8 +165,22 @@ class Recorder(pl.Callback):
             pl_module.head.bias.mul_(1 - 0.01 * sum(self.losses) * self.rate)
 
 
+class CountingBatches(torch.utils.data.BatchSampler):
+    """Counts its epochs in a number, and puts the last batch first in every other one."""
+
+    num_epochs = 0
+    epochs: list[int] | None = None
+
+    def __iter__(self) -> Any:
+        self.num_epochs += 1
+        if self.epochs is not None:
+            self.epochs.append(1)
+        batches = list(super().__iter__())
+        return iter(batches[self.num_epochs % 2 :] + batches[: self.num_epochs % 2])
+
+
 class Data(Synthetic):
-    """Is made harder from outside."""
+    """Is made harder from outside, and has a batch sampler of its own."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -186,9 +189,20 @@ class Data(Synthetic):
     def make_dataset(self, split: str) -> Any:
         return Shifted(super().make_dataset(split), self)
 
+    def train_dataloader(self) -> Any:
+        dataset: Any = super().train_dataloader().dataset
+        order = torch.utils.data.RandomSampler(dataset)
+        self.batches = CountingBatches(order, self.batch_size, drop_last=False)
+        return torch.utils.data.DataLoader(dataset, batch_sampler=self.batches)
+
 
 class MovingData(Data):
-    """Changes while a batch is moved."""
+    """Changes while a batch is moved, and its batch sampler has a list."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        self.batches.epochs = []
+        return loader
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.noise_level += 0.01
@@ -245,37 +259,17 @@ class Exchanges(Module):
     def make(self) -> None:
         self.late = nn.LazyLinear(2)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.late(torch.ones(1, 3))
-        return super().forward(inputs)
+        super().validation_step(batch, batch_idx)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         if self.global_step == 2:
             self.extra = nn.Linear(2, 2)
-            self.trainer.strategy.optimizers = [torch.optim.Adam(self.parameters())]
+            self.trainer.strategy.optimizers = [
+                torch.optim.RMSprop(self.parameters(), momentum=0.9)
+            ]
         return 0.0
-
-
-class CountingBatches(torch.utils.data.BatchSampler):
-    """Counts its epochs in a number, puts the last batch first in every other one, has a list."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(torch.utils.data.RandomSampler(range(size)), 300, drop_last=False)
-        self.num_epochs, self.epochs = 0, list[int]()
-
-    def __iter__(self) -> Any:
-        self.num_epochs += 1
-        self.epochs.append(1)
-        batches = list(super().__iter__())
-        return iter(batches[self.num_epochs % 2 :] + batches[: self.num_epochs % 2])
-
-
-class CountingData(Data):
-    """Its batch sampler counts."""
-
-    def train_dataloader(self) -> Any:
-        dataset = super().train_dataloader().dataset
-        return torch.utils.data.DataLoader(dataset, batch_sampler=CountingBatches(len(dataset)))
 
 
 class PerProcess(Module):

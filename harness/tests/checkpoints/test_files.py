@@ -13,23 +13,29 @@ import pytest
 import torch
 
 from harness.checkpoints import lookup
-from harness.checkpoints.reading import unreadable
+from harness.checkpoints.reading import newest_whole, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import PART, remove_parts
-from tests.faults.damage import damages, not_rejected
+from tests.faults.damage import damages
+from tests.faults.storm import wait_until
 
 
-@pytest.fixture
-def two_checkpoints(tmp_path: Path) -> Path:
+def test_damaged_newest_is_skipped_and_said_and_does_not_push_out_whole_ones(
+    tmp_path: Path,
+) -> None:
     for step in (9, 10):  # by number: as text, 9 would be the newest
         values = {"weights": torch.randn(20_000), "step": step, "rates": [0.1, 0.2]}
         DurableCheckpointIO().save_checkpoint(values, lookup.path_of(tmp_path, step))
-    return tmp_path
-
-
-def test_damaged_newest_is_skipped_and_said(two_checkpoints: Path) -> None:
-    assert len(damages(1 << 20, random.Random(0))) >= 9
-    assert not_rejected(two_checkpoints, seed=0) == []
+    before, newest = lookup.by_step(tmp_path)
+    assert newest_whole(tmp_path) == (newest, [])
+    for name, damaged in damages(newest.read_bytes()).items():
+        newest.write_bytes(damaged)
+        path, (line,) = newest_whole(tmp_path)
+        assert path == before, name
+        assert "step_10.ckpt is damaged and was skipped" in line
+    lookup.set_aside_newer(before)
+    assert lookup.by_step(tmp_path) == [before]
+    assert (tmp_path / "step_10.ckpt.damaged").exists()
 
 
 def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
@@ -46,14 +52,6 @@ def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
             found = torch.load(path, weights_only=True)
             assert torch.equal(found["weights"], expected["weights"]), position
             assert found["step"] == 3
-
-
-def test_damaged_checkpoint_does_not_push_out_whole_ones(two_checkpoints: Path) -> None:
-    newest = two_checkpoints / "step_10.ckpt"
-    newest.write_bytes(b"")
-    lookup.set_aside_newer(two_checkpoints / "step_9.ckpt")
-    assert lookup.by_step(two_checkpoints) == [two_checkpoints / "step_9.ckpt"]
-    assert (two_checkpoints / "step_10.ckpt.damaged").exists()
 
 
 def write_for_ever(folder: Path, step: int) -> None:
@@ -80,13 +78,11 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
                 write_for_ever(tmp_path, newest_step)
             finally:
                 os._exit(1)
-        end = time.monotonic() + 60
-        while not list(tmp_path.glob(f".*{PART}")) and time.monotonic() < end:
-            time.sleep(0.0005)
+        wait_until(lambda: [*tmp_path.glob(f".*{PART}")], 60)
         time.sleep(rng.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        path, skipped = lookup.newest_whole(tmp_path)
+        path, skipped = newest_whole(tmp_path)
         assert skipped == []
         assert path is not None or newest_step == 0
         if path is not None:
@@ -97,10 +93,9 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         remove_parts(tmp_path)
 
 
-def test_values_may_change_while_they_are_written(
+def test_training_goes_on_while_a_checkpoint_is_synced_and_nobody_counts_on_it_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on; the link and the removal of the oldest wait for the file."""
     goes_on, order = threading.Event(), []
     sync = os.fsync
 
@@ -121,21 +116,6 @@ def test_values_may_change_while_they_are_written(
     assert torch.load(path)["weights"].sum() == 0
 
 
-def test_error_of_the_disk_is_raised_once_and_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    io = DurableCheckpointIO()
-    io.save_checkpoint({"weights": torch.zeros(9000)}, tmp_path / "a.ckpt", lambda: None)
-    with pytest.raises(OSError, match="Input/output"):
-        io.finish()
-    io.finish()  # told once
-    assert list(tmp_path.iterdir()) == []
-
-
 class FullFile:
     """Takes some bytes, and then none."""
 
@@ -151,22 +131,32 @@ class FullFile:
         return getattr(self.file, name)
 
 
-@pytest.mark.parametrize("moment", ["written", "synced"])
-def test_full_disk_is_said_and_the_last_checkpoint_stands(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [("written", errno.ENOSPC), ("synced", errno.ENOSPC), ("synced", errno.EIO)],
+)
+def test_full_disk_is_said_another_error_is_raised_and_the_last_checkpoint_stands(
+    moment: str,
+    error: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    io, path = DurableCheckpointIO(), lookup.path_of(tmp_path, 1)
+    io, path, save = DurableCheckpointIO(), lookup.path_of(tmp_path, 1), torch.save
     io.save_checkpoint({"step": 1}, path)
-    save = torch.save
 
     def fail(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(error, os.strerror(error))
 
     if moment == "written":
         monkeypatch.setattr(torch, "save", lambda content, file: save(content, FullFile(file)))
     else:
         monkeypatch.setattr(os, "fsync", fail)
-    io.save_checkpoint({"step": 1, "weights": torch.zeros(9000)}, path)
-    assert io.met_full_disk
+    io.save_checkpoint({"step": 1, "weights": torch.zeros(9000)}, path, lambda: None)
+    if error == errno.EIO:
+        with pytest.raises(OSError, match="Input/output"):
+            io.finish()
+    io.finish()  # an error is raised once
+    assert ("was not written: No space left on device" in caplog.text) == (error == errno.ENOSPC)
     assert [file.name for file in tmp_path.iterdir()] == ["step_1.ckpt"]
     assert lookup.damage(path) is None

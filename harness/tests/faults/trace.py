@@ -19,14 +19,10 @@ class Trace(pl.Callback):
         seconds_per_test: float = 0.0,
     ) -> None:
         self.folder, self.seconds_per_batch = Path(folder), seconds_per_batch
-        self.seconds_per_validation = seconds_per_validation
-        self.seconds_per_test = seconds_per_test
+        self.seconds = {"validation": seconds_per_validation, "test": seconds_per_test}
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._note_pid(trainer)
-
-    def _note_pid(self, trainer: pl.Trainer) -> None:
-        """As a whole: whoever strikes reads it at any moment."""
+        """Note the process's id, as a whole: whoever strikes reads it at any moment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"pid_{trainer.global_rank}"
         part = path.with_suffix(".part")
@@ -39,12 +35,12 @@ class Trace(pl.Callback):
         time.sleep(self.seconds_per_batch)
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.be_slow(trainer, "validation", self.seconds_per_validation)
+        self.be_slow(trainer, "validation")
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.be_slow(trainer, "test", self.seconds_per_test)
+        self.be_slow(trainer, "test")
 
-    def be_slow(self, trainer: pl.Trainer, name: str, seconds: float) -> None:
-        self._note_pid(trainer)  # spawned anew
+    def be_slow(self, trainer: pl.Trainer, name: str) -> None:
+        self.on_train_start(trainer)  # perhaps a process that was spawned anew
         (self.folder / f"{name}_{trainer.global_rank}").touch()
-        time.sleep(seconds)
+        time.sleep(self.seconds[name])

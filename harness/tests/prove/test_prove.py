@@ -15,7 +15,8 @@ from harness.prove import __main__ as script
 from harness.prove import runs
 from harness.prove.compare import BY_BIT, DOUBLE, EQUAL, REFERENCE, SINGLE, differences, prove
 from tests.conftest import slow
-from tests.faults.fork_server import Forked
+from tests.faults.fast_command import Forked
+from tests.faults.fork_server import fork
 from tests.modules import classifiers
 from tests.strategy_runs import write_conf
 
@@ -44,7 +45,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start_program(*given: Any) -> Forked:
         with warnings.catch_warnings():
             warnings.resetwarnings()  # to a user a warning is no error
-            return Forked(*given)
+            return fork(*given)
 
     monkeypatch.setattr(runs, "start_program", start_program)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fork_server import Forked
+from tests.faults.fork_server import fork
 
 WORDS = ("model=mlp", "trainer.max_epochs=2", "strategy=cpu", "trainer.enable_progress_bar=false")
 
@@ -35,7 +35,7 @@ def run_on(mount: str, screen: Path, *words: str, after: str = "true") -> tuple[
         try:
             ctypes.CDLL(None).unshare(NEW_MOUNTS)
             if os.system(f"mount --make-rprivate / && mount {mount}") == 0:
-                status = Forked(["train.py", *WORDS, *words], dict(os.environ), screen).wait()
+                status = fork(["train.py", *WORDS, *words], dict(os.environ), screen).wait()
                 os.system(after)
         finally:
             os._exit(status)
@@ -51,7 +51,7 @@ def test_full_disk_costs_the_checkpoints_that_find_no_room(tmp_path: Path) -> No
     disk = tmp_path / "disk"
     disk.mkdir()
     keep = f"cp -r {disk}/default {tmp_path}/kept"
-    words = (tmp_path / "screen", f"output_dir={disk}")
+    words = (tmp_path / "screen", f"output_dir={disk}", "checkpoint.every_n_steps=10")
     status, said = run_on(tmpfs("620k", disk), *words, after=keep)
     assert status == 0, said
     assert "was not written: " in said

@@ -38,6 +38,7 @@ def training(folder: Path) -> list[str]:
     words = write_conf(folder, model="_target_: tests.run.foreign.WithLoaders\n")
     words += ["data=null", "mode=max", "objective=val_loss", "logger=none", "trainer.max_epochs=3"]
     words += ["callbacks.progress_bar=null", "callbacks.learning_rate=null"]
+    words += ["checkpoint.every_n_steps=3", "checkpoint.num_kept=9"]
     return [*words, f"output_dir={folder}"]
 
 

@@ -142,7 +142,7 @@ def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None
 
 
 def started(folder: Path, *words: str) -> fork_server.Started:
-    return fork_server.start(["-m", *words, f"output_dir={folder}"], folder / "log")
+    return fork_server.Started(["train.py", "-m", *words, f"output_dir={folder}"], folder / "log")
 
 
 def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:

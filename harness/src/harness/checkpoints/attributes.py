@@ -17,6 +17,7 @@ from harness.checkpoints.owners import (
     SAMPLER,
     Name,
     named_objects,
+    owners,
     set_value,
     structure,
     values,
@@ -47,29 +48,57 @@ class Attributes:
         self.before_hooks: dict[Name, Any] = {}  # digests before the hooks at the start
         self.after_hooks: dict[Name, Any] = {}
         self.ids: dict[Name, int] = {}  # of the objects after these hooks
+        self.packed: dict[Name, Any] = {}  # before an epoch's hooks are called again
         self.placed: dict[Name, Any] = {}  # digests of what was put back
         self.structure: dict[str, Any] = {}  # of the start
         self.reported: set[str | Name] = set()
 
     def look_before_hooks(self, trainer: pl.Trainer) -> None:
         """Look at all values before the hooks at the start."""
-        self.before_hooks = digests(trainer, values(trainer))
+        _, self.before_hooks = look(trainer)
         self.structure = structure(trainer)
 
     def look_after_hooks(self, trainer: pl.Trainer) -> None:
         """Look at them after these hooks; samplers were not there before."""
-        alive = values(trainer)
-        self.after_hooks = digests(trainer, alive)
+        alive, self.after_hooks = look(trainer)
         samplers = {n: one for n, one in self.after_hooks.items() if n[0].startswith(SAMPLER)}
         self.before_hooks |= samplers
         self.ids = {name: id(value) for name, value in alive.items()}
 
+    def look_before_epoch(self, trainer: pl.Trainer) -> None:
+        """Keep all plain values before an epoch's hooks are called again."""
+        packer = Packer(named=named_objects(trainer))
+        packed = {name: packer.pack(value, name) for name, value in values(trainer).items()}
+        refused = {place[:2] for place, _ in packer.objects}
+        self.packed = {name: node for name, node in packed.items() if name not in refused}
+
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:
         """What a checkpoint holds of all processes; what it does not is named once."""
-        alive = values(trainer)
-        now = digests(trainer, alive)
-        packer = Packer(named=named_objects(trainer))
-        nodes: dict[Name, Any] = {}
+        alive, now = look(trainer)
+        nodes, lost = self._pack(trainer, alive, now)
+        apart = set[Name]()
+        if trainer.world_size > 1:
+            packed = {name: digest(node, {}, is_packed=True) for name, node in nodes.items()}
+            everyone = gather(trainer, (packed, lost), group)
+            for theirs, lost_there in everyone:
+                apart |= {*differing(everyone[0][0], theirs)}
+                lost = lost_there | lost
+        self._report(trainer, lost)
+        kept = {name: node for name, node in nodes.items() if name not in lost}
+        numbers = [name for name, node in kept.items() if type(node) in SCALARS]
+        return {
+            # All of each process's, for one that differs may hold a part of one that does not.
+            "each": gather(trainer, kept, group) if apart else [kept],
+            "apart": sorted(apart),
+            "numbers_of_hooks": [n for n in numbers if now[n] == self.after_hooks.get(n)],
+            "in_place": [name for name in kept if id(alive[name]) == self.ids.get(name)],
+            "lost": lost,
+            "num_processes": trainer.world_size,
+        }
+
+    def _pack(self, trainer: pl.Trainer, alive: dict[Name, Any], now: dict[Name, Any]) -> Any:
+        """Pack what has changed since the start, and say of the rest why it is lost."""
+        packer, nodes = Packer(named=named_objects(trainer)), dict[Name, Any]()
         lost = {name: "deleted" for name in self.before_hooks if name not in alive}
         for name, value in alive.items():
             is_of_hooks = now[name] == self.after_hooks.get(name)
@@ -84,30 +113,16 @@ class Attributes:
             elif not is_of_hooks or now[name][1]:
                 # Hooks at the start make it again, unless it has tensors, perhaps of the weights.
                 lost[name] = packer.objects[0][1]
-        apart: set[Name] = set()
-        if trainer.world_size > 1:
-            packed = {name: digest(node, {}, is_packed=True) for name, node in nodes.items()}
-            everyone = gather(trainer, (packed, lost), group)
-            for theirs, lost_there in everyone:
-                apart |= {*differing(everyone[0][0], theirs)}
-                lost = lost_there | lost
-        kept = {name: node for name, node in nodes.items() if name not in lost}
-        numbers = [name for name, node in kept.items() if type(node) in SCALARS]
+        return nodes, lost
+
+    def _report(self, trainer: pl.Trainer, lost: dict[Name, str]) -> None:
+        """Warn once of what no checkpoint holds from here on."""
         others = differing(self.structure, structure(trainer))
         changed = sorted(n for n in others if self.structure.get(n) is not True)  # see structure
         if trainer.is_global_zero and not self.reported.issuperset(changed):
             log.warning(OTHER_STRUCTURE, few(changed))
         report(trainer, LACKS, {n: why for n, why in lost.items() if n not in self.reported})
         self.reported |= {*changed, *lost}
-        return {
-            # All of each process's, for one that differs may hold a part of one that does not.
-            "each": gather(trainer, kept, group) if apart else [kept],
-            "apart": sorted(apart),
-            "numbers_of_hooks": [n for n in numbers if now[n] == self.after_hooks.get(n)],
-            "in_place": [name for name in kept if id(alive[name]) == self.ids.get(name)],
-            "lost": lost,
-            "num_processes": trainer.world_size,
-        }
 
     def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
         """Put back what ``keep`` has kept; with `is_last` report what is lost."""
@@ -117,8 +132,11 @@ class Attributes:
         for name in () if is_for_each else saved["apart"]:
             kept.pop(name, None)
             lost[name] = f"differed between {len(each)} processes"
-        alive = values(trainer)
-        before = digests(trainer, alive)
+        alive, before = look(trainer)
+        # A step had undone what an epoch's hooks set, and have set again.
+        others = self.packed.keys() - kept.keys() - lost.keys()
+        undone = {n: self.packed[n] for n in others if before.get(n) != self.after_hooks[n]}
+        kept |= copy.deepcopy(undone)
         moved = [name for name, placed in self.placed.items() if before.get(name) != placed]
         lost |= dict.fromkeys(moved, "changes while a batch is read or moved")
         for name in self.after_hooks.keys() & {*saved["numbers_of_hooks"]} & kept.keys():
@@ -126,28 +144,30 @@ class Attributes:
             if digest(kept[name], {}) != self.after_hooks[name]:
                 del kept[name]
                 lost[name] = "a hook at the start has set another value"
-        targets = {id(kept[n]): alive[n] for n in saved["in_place"] if n in kept and n in alive}
-        unpacker = Unpacker(trainer.strategy.root_device, targets)
+        in_place = [n for n in (*saved["in_place"], *undone) if n in kept and n in alive]
+        targets = {id(kept[n]): alive[n] for n in in_place}
+        unpacker, found = Unpacker(trainer.strategy.root_device, targets), owners(trainer)
         for name, node in kept.items():
             try:
-                set_value(trainer, name, unpacker.unpack(node))
+                set_value(trainer.lightning_module, found, name, unpacker.unpack(node))
             except Exception as error:  # its owner is not there, or refuses it
                 lost[name] = f"{type(error).__name__}: {error}"
-        now = digests(trainer, values(trainer))
+        _, now = look(trainer)
         self.placed = {name: now[name] for name in kept if name in now}
         if saved["num_processes"] != trainer.world_size:
             no_sums = {n for n, node in kept.items() if type(node) in (type(None), bool, str)}
             no_sums |= {name for name in kept if name[0] == GRADIENT}
-            counts = sorted(kept.keys() - {*no_sums, *lost, *saved["numbers_of_hooks"]})
+            counts = sorted(kept.keys() - {*no_sums, *lost, *undone, *saved["numbers_of_hooks"]})
             lost |= dict.fromkeys(counts, "equal in all processes, of which there were others")
         if is_last:
             report(trainer, OTHERS, lost)
+            self.packed = {}
 
 
-def digests(trainer: pl.Trainer, alive: dict[Name, Any]) -> dict[Name, Any]:
-    """Return the digest of each of ``values``."""
-    named = named_objects(trainer)
-    return {name: digest(value, named) for name, value in alive.items()}
+def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:
+    """Return all ``values``, and the digest of each."""
+    alive, named = values(trainer), named_objects(trainer)
+    return alive, {name: digest(value, named) for name, value in alive.items()}
 
 
 def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:

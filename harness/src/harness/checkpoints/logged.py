@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 
 from harness.exact.self_log import LoggedMetric, SelfLog
 from harness.names import few
+from harness.upstream.callbacks import callbacks_of
 from harness.upstream.logged_values import (
     detached_copy,
     in_hook,
@@ -97,6 +98,5 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
 
 def log_of(trainer: pl.Trainer) -> SelfLog:
     """The one of a run."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    found = (getattr(callback, "self_log", None) for callback in callbacks)
+    found = (getattr(callback, "self_log", None) for callback in callbacks_of(trainer))
     return next(one for one in found if isinstance(one, SelfLog))

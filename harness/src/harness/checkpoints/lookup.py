@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints are whole, and which is the newest.
+"""Which checkpoints a run has, and whether the checksums of one hold.
 
 Imports no torch: a command finds its checkpoint before the framework is there.
 """
@@ -8,7 +8,6 @@ import re
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UserError
 from harness.files import PART
@@ -53,17 +52,6 @@ def by_step(folder: Path) -> list[Path]:
     """The checkpoints that a run can go on from, the newest last."""
     paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+\.ckpt", path.name)]
     return sorted(paths, key=lambda path: int(path.stem.removeprefix("step_")))
-
-
-def newest_whole(folder: Path, find_damage: Any = damage) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is not damaged, and a line for each newer one that is."""
-    skipped: list[str] = []
-    for path in reversed(by_step(folder)):
-        reason = find_damage(path)
-        if reason is None:
-            return path, skipped
-        skipped.append(f"{path} is damaged and was skipped: {reason}.")
-    return None, skipped
 
 
 def link_newest(path: Path) -> None:

@@ -20,6 +20,7 @@ from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
 from harness.shards import parted_like, whole
+from harness.upstream.callbacks import callbacks_of
 
 Name = tuple[str, str]  # an owner, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
@@ -44,8 +45,7 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
     found["module hparams"] = module.hparams
     if data is not None:
         found |= {"data": data, "data hparams": data.hparams}
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    for callback in (one for one in callbacks if package(type(one)) not in MACHINERY):
+    for callback in (c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY):
         name = f"callback {type(callback).__name__}"
         number = sum(other.partition("#")[0] == name for other in found)
         found[f"{name}#{number + 1}" if number else name] = callback
@@ -133,30 +133,28 @@ def structure(trainer: pl.Trainer) -> dict[str, Any]:
     tensors = {name: value for name, value in state if isinstance(value, torch.Tensor)}
     # A lazy layer has no shape before its first batch.
     found: dict[str, Any] = {n: is_lazy(v) or tuple(v.shape) for n, v in tensors.items()}
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
     # Lightning brings back the groups that these have added.
-    adds_groups = any(isinstance(c, pl.callbacks.BaseFinetuning) for c in callbacks)
+    adds_groups = any(isinstance(c, pl.callbacks.BaseFinetuning) for c in callbacks_of(trainer))
     for i, optimizer in enumerate(trainer.optimizers):
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         found[f"optimizer {i}"] = type(optimizer).__qualname__, adds_groups or sizes
     return found
 
 
-def set_value(trainer: pl.Trainer, name: Name, value: Any) -> None:
-    """Set one of what ``values`` gives.
+def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) -> None:
+    """Set one of what ``values`` gives, of a module and the owners that are `found` with it.
 
     Raises:
         KeyError: its owner is not there.
     """
     label, attribute = name
-    if label not in (FLAG, GRADIENT):
-        setattr(owners(trainer)[label], attribute, value)
-        return
-    parameter = trainer.lightning_module.get_parameter(attribute)
     if label == FLAG:
-        parameter.requires_grad_(value)
-    else:
+        module.get_parameter(attribute).requires_grad_(value)
+    elif label == GRADIENT:
+        parameter = module.get_parameter(attribute)
         parameter.grad = parted_like(value.to(parameter.device), parameter)
+    else:
+        setattr(found[label], attribute, value)
 
 
 def named_objects(trainer: pl.Trainer) -> dict[int, str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from harness.checkpoints.lookup import damage
+from harness.checkpoints.lookup import by_step, damage
 from harness.checkpoints.plain import Unpacker
 from harness.errors import UserError
 
@@ -81,6 +81,17 @@ def unreadable(path: Path) -> str | None:
             if not holds_objects(path):
                 reason = str(error).partition("\n")[0]
     return reason
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is not damaged, and a line for each newer one that is."""
+    skipped: list[str] = []
+    for path in reversed(by_step(folder)):
+        reason = unreadable(path)
+        if reason is None:
+            return path, skipped
+        skipped.append(f"{path} is damaged and was skipped: {reason}.")
+    return None, skipped
 
 
 def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str, Any]:

@@ -24,9 +24,11 @@ from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import AgreedExit
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
+from harness.loggers.tensorboard import OF_FILES
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import Signals
 from harness.upstream import resume
+from harness.upstream.callbacks import callbacks_of
 from harness.upstream.precision import double_before_loading
 
 log = logging.getLogger(__name__)
@@ -120,11 +122,14 @@ class SafePoint(pl.Callback):
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
     def _cut_logs(self, trainer: pl.Trainer) -> None:
-        """Cut the logs, and set aside what is newer than the checkpoint.
+        """Cut the logs, know their last values, and set aside what is newer than the checkpoint.
 
         Nothing is logged yet, and nothing can refuse the command any more: the loaders are made.
         """
-        if self.loaded and trainer.is_global_zero:
+        if not self.loaded:
+            return
+        logged.restore_of_all_ranks(trainer, self.loaded["all_ranks"])  # a sanity check resets them
+        if trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
             self.logs.rewind(self.loaded["logs"])
             lookup.set_aside_newer(path)
@@ -137,8 +142,8 @@ class SafePoint(pl.Callback):
             self.limit_val_batches = resume.hold_validation(trainer)
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
-                everyone: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-                resume.begin_epoch(trainer, [c for c in everyone if begins_epochs(c)])
+                self.attributes.look_before_epoch(trainer)
+                resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
 
     def on_train_batch_start(
@@ -199,7 +204,7 @@ class SafePoint(pl.Callback):
             else:
                 trainer.limit_val_batches = self.limit_val_batches
             self.attributes.put_back(trainer, self.loaded["attributes"])
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
+            for callback in callbacks_of(trainer):
                 if isinstance(callback, callbacks.WeightAveraging):
                     callback.on_train_end(trainer, pl_module)
         self.loaded = {}
@@ -214,7 +219,7 @@ class SafePoint(pl.Callback):
         if (step := trainer.global_step) == self.saved_step and not is_end:
             return
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
-            getattr(logger, "write_all", logger.save)()
+            getattr(logger, OF_FILES, logger.save)()
         self.logged = self.logs.record() if trainer.is_global_zero else None
         path = lookup.path_of(self.folder, step)
 

@@ -49,7 +49,6 @@ class DurableCheckpointIO(CheckpointIO):
 
     def __init__(self, is_trusted: bool = False) -> None:
         self.is_trusted = is_trusted
-        self.met_full_disk = False  # the last checkpoint found no room
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
         self.reported: set[str] = set()
@@ -66,7 +65,6 @@ class DurableCheckpointIO(CheckpointIO):
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
-        self.met_full_disk = False
         try:
             with ExitStack() as stack:
                 torch.save(content, stack.enter_context(replacing(path)))
@@ -96,7 +94,6 @@ class DurableCheckpointIO(CheckpointIO):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             return False
-        self.met_full_disk = True
         reason = cause.strerror if isinstance(cause, OSError) else cause
         log.error("%s was not written: %s. Free space on its disk.", path, reason)
         return True

@@ -201,9 +201,9 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
     folder = run_dir / "checkpoints"
     if lookup.by_step(folder):
         # This takes torch, which will be needed in any case.
-        from harness.checkpoints.reading import unreadable
+        from harness.checkpoints.reading import newest_whole
 
-        path, skipped = lookup.newest_whole(folder, unreadable)
+        path, skipped = newest_whole(folder)
         for line in skipped:
             print(line, file=sys.stderr)
         if path is not None:

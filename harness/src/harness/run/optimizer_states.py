@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 
 from harness.errors import UserError
 from harness.names import shown
+from harness.upstream.callbacks import callbacks_of
 
 
 class OptimizerStates(pl.Callback):
@@ -53,9 +54,10 @@ def refusal(checkpoint: Path, reason: str) -> str:
 def description(trainer: pl.Trainer) -> dict[str, list[Any]]:
     """Return classes of optimizers and schedules, and names of parameters in order."""
     names = {id(p): name for name, p in trainer.lightning_module.named_parameters()}
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
     # Stochastic weight averaging replaces the schedule in the course of the run.
-    is_swa = any(isinstance(c, pl.callbacks.StochasticWeightAveraging) for c in callbacks)
+    is_swa = any(
+        isinstance(c, pl.callbacks.StochasticWeightAveraging) for c in callbacks_of(trainer)
+    )
     schedules = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
     groups = [[p for g in o.param_groups for p in g["params"]] for o in trainer.optimizers]
     return {

@@ -24,6 +24,7 @@ from harness import record
 from harness.data.datamodule import DataModule
 from harness.files import write_durably
 from harness.names import shown
+from harness.upstream.callbacks import callbacks_of
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     run_dir = Path(cfg.run_dir)
     write_durably(run_dir / "results.json", json.dumps(metrics, indent=2).encode() + b"\n")
     facts: dict[str, Any] = {}
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    for callback in callbacks:
+    for callback in callbacks_of(trainer):
         if isinstance(callback, Throughput):
             facts |= callback.results()
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:

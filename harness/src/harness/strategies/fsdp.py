@@ -23,6 +23,7 @@ from torch.optim import LBFGS, Optimizer
 from harness.errors import UserError
 from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
+from harness.upstream.callbacks import callbacks_of
 
 from .dp import named_parts
 
@@ -60,9 +61,8 @@ class FSDPStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Refuse what would not train as on one device, and give each process its parts."""
         is_fitting = trainer.state.fn == TrainerFn.FITTING
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
         averages = (WeightAveraging, StochasticWeightAveraging)
-        _refuse(any(isinstance(one, averages) for one in callbacks), "averaged weights")
+        _refuse(any(isinstance(one, averages) for one in callbacks_of(trainer)), "averaged weights")
         _refuse(trainer.precision == "16-mixed", "trainer.precision=16-mixed; bf16-mixed it has")
         if is_fitting:
             _refuse(not self.module.automatic_optimization, "manual optimisation")
