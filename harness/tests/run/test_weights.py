@@ -13,6 +13,7 @@ import torch
 from harness import Run, UserError, evaluate, load_run, predict, train
 from harness.command import choose_run
 from tests.faults.damage import value_bytes
+from tests.run.foreign import WithLoaders
 from tests.strategy_runs import write_conf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
@@ -33,9 +34,27 @@ class Harm(pl.Callback):
         flip(Path(trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
 
 
-def training(folder: Path) -> list[str]:
+class Scaled(WithLoaders):
+    """Computes with numbers that training has changed, and that are no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.center, self.seen = 1.0, torch.zeros(2), list[int]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.scale += 1
+        self.center = self.center + 1
+        self.seen.append(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log_dict({"test_scale": self.scale, "test_center": self.center.sum()})
+        return super().test_step(batch, batch_idx)
+
+
+def training(folder: Path, model: str = "tests.run.foreign.WithLoaders") -> list[str]:
     """A training whose best weights, those of the largest loss, are its first."""
-    words = write_conf(folder, model="_target_: tests.run.foreign.WithLoaders\n")
+    words = write_conf(folder, model=f"_target_: {model}\n")
     words += ["data=null", "mode=max", "objective=val_loss", "logger=none", "trainer.max_epochs=3"]
     words += ["callbacks.progress_bar=null", "callbacks.learning_rate=null"]
     words += ["checkpoint.every_n_steps=3", "checkpoint.num_kept=9"]
@@ -69,6 +88,16 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     assert run.checkpoint.name == "last.ckpt"
     assert run.model is not None
     assert "(of the last weights)" in choose_run.finished(run.folder)
+
+
+def test_what_is_tested_has_the_numbers_that_it_had_with_these_weights(tmp_path: Path) -> None:
+    """At the end of the training, later, and from Python."""
+    run = train(*training(tmp_path, f"{__name__}.Scaled"))
+    again, module = evaluate(run.checkpoint), load_run(run.folder).model
+    assert again.results.items() <= run.results.items()
+    assert module.scale == run.results["test_scale"] == 1 + 4  # the first of three epochs
+    assert module.center.sum() == run.results["test_center"]
+    assert not module.seen  # a collection begins anew
 
 
 def test_damaged_weights_are_refused_and_those_without_checksums_taken(trained: Run) -> None:

@@ -84,12 +84,16 @@ def test_what_stands_in_files_of_a_run_is_read_or_left_out(finished_run: Path, t
     """Settings of several kinds, a list or a text of any length, a name that is no text."""
     folder = copied(finished_run, tmp_path / "a", ("lr: 0.005", "lr: [1, {a: b}]"))
     copied(finished_run, tmp_path / "b\udcff", ("seed: 1", f"seed: {10**40}"))
+    metrics = {"seconds": 0.25, "seed": 3.0}  # a fact and a setting have these names
+    (tmp_path / "b\udcff" / "results.json").write_text(json.dumps(metrics))
     (folder / "metrics.csv").write_text("step,val/accuracy\n1,nan\n2,0.5\n3,inf\nx,y")
     (folder / "results.json").unlink()
     found = reading.find([tmp_path]).frame
     assert found["best"][0] == 0.5
     assert found["model.optimizer.lr"].to_list() == ["[1,{'a': 'b'}]", "0.005"]
     assert found["run"][1].endswith("b?")
+    assert found.select("metrics.seconds", "metrics.seed").row(1) == (0.25, 3.0)
+    assert found["seed"][0] == 1
 
 
 def test_seeds_and_folds_are_one_row_with_an_interval(finished_run: Path, tmp_path, capsys) -> None:

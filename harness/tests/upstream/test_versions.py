@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 
 from harness.errors import UserError
+from harness.exact.seeded_steps import SeededSteps
 from harness.upstream import step_overhead, versions
 from tests.conftest import LIBRARY
 from tests.upstream.test_border import is_private, own_names
@@ -93,16 +94,17 @@ def test_only_a_profiler_that_nobody_asked_for_is_replaced(trainer: pl.Trainer) 
     assert trainer.profiler is wanted
 
 
-def test_a_hook_that_a_callback_lacks_is_not_called_and_one_that_it_has_is(
+def test_hooks_that_callbacks_of_the_harness_lack_are_left_out_and_no_others(
     trainer: pl.Trainer,
 ) -> None:
-    class Own(pl.Callback):
-        def on_train_batch_end(self, *_: Any) -> None: ...
+    class Own(pl.Callback): ...
 
-    for callback in (Own(), pl.callbacks.LambdaCallback(on_train_batch_end=print)):
-        before = callback.on_train_batch_end
-        trainer.callbacks = [callback]  # type: ignore[attr-defined]
-        step_overhead.spare_empty_calls(trainer)
-        assert callback.on_train_batch_end == before
-        assert callable(callback.on_train_epoch_start)
-        assert not callable(callback.on_before_zero_grad)
+    given = pl.callbacks.LambdaCallback(on_train_batch_end=print)
+    trainer.callbacks = [SeededSteps(0), given, Own()]  # type: ignore[attr-defined]
+    step_overhead.spare_empty_calls(trainer)
+    seeded, given, own = trainer.callbacks  # type: ignore[attr-defined]
+    assert callable(seeded.on_train_batch_start)
+    assert callable(seeded.on_train_epoch_start)
+    assert not callable(seeded.on_before_zero_grad)
+    assert given.on_train_batch_end is print
+    assert vars(own) == {}

@@ -10,7 +10,9 @@ import copy
 import logging
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
+import torch
 
 from harness.checkpoints.owners import (
     GRADIENT,
@@ -38,6 +40,7 @@ OTHER_STRUCTURE = (
     "written from here on.\nBuild all layers in __init__ or configure_model, all optimizers in "
     "configure_optimizers, and freeze what is not trained yet."
 )
+NUMERIC = (torch.Tensor, np.ndarray, np.generic)
 OTHERS = "These are not as they were, and what depends on them may differ: %s."
 
 
@@ -162,6 +165,28 @@ class Attributes:
         if is_last:
             report(trainer, OTHERS, lost)
             self.packed = {}
+
+
+def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: Any) -> None:
+    """Give a module the numbers, texts, arrays and tensors that training had changed in it.
+
+    An evaluation computes with them as with weights. Lists and dicts, in which a module collects
+    what it sees, stay as they are.
+
+    Args:
+        module: has the weights of the same checkpoint.
+        saved: what ``keep`` has kept; of several processes the first one's is taken.
+        device: of the tensors that were not on the CPU.
+    """
+    unpacker = Unpacker(device)
+    for (label, name), node in copy.deepcopy(saved["each"][0]).items():
+        value, (owner, _, path) = unpacker.unpack(node), label.partition(".")
+        if type(value) not in SCALARS and not isinstance(value, NUMERIC):
+            continue
+        if owner == "module":
+            setattr(module.get_submodule(path), name, value)
+        elif owner == "module hparams":
+            module.hparams[name] = value
 
 
 def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:

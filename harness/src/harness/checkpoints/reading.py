@@ -63,6 +63,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise UnpicklingError(str(error)) from error
 
 
+def read_attributes(path: Path) -> dict[str, Any] | None:
+    """Read what training had changed beside the weights; ``None`` where a checkpoint lacks it."""
+    try:
+        return read(path, mmap=True).get(ATTRIBUTES)
+    except UnpicklingError:  # it holds objects, of which ``read_weights`` reads the tensors alone
+        return None
+
+
 def holds_objects(path: Path) -> bool:
     """Whether a checkpoint can be read, and holds what only the code of its author can build."""
     try:

@@ -65,6 +65,7 @@ class SafePoint(pl.Callback):
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.logs, self.signals, self.attributes = Logs(folder.parent), Signals(), Attributes()
         self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
+        self.agreement: Any = None  # an Agreement, while a run trains
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
@@ -240,7 +241,9 @@ class SafePoint(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add what is counted in the middle of an epoch."""
+        """Add what training has changed, and what is counted in the middle of an epoch."""
+        if self.agreement is not None:
+            checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
         counts = logged.of_this_rank(trainer)
@@ -253,7 +256,6 @@ class SafePoint(pl.Callback):
             "each_rank": None if self.is_end else gather(trainer, counts, self.agreement.group),
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
         }
-        checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
 
     def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
         """End this process once the checkpoint is safe; all of them have agreed to."""

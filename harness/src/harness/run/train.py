@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -16,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from harness import record
+from harness.checkpoints.attributes import restore_numbers
 from harness.checkpoints.lookup import link, verified
-from harness.checkpoints.reading import read_weights, unreadable
+from harness.checkpoints.reading import read_attributes, read_weights, unreadable
 from harness.data import facts
 from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
@@ -54,7 +56,7 @@ def train(cfg: DictConfig) -> None:
             log.warning("No test: %s.", reason)
         if cfg.test and not reason and not trainer.interrupted:
             if best is not None:
-                load_weights(model, best)
+                load_weights(model, best, trainer.strategy.root_device)
             elif trainer.checkpoint_callback is not None:  # a dry run has none
                 metrics[LAST_WEIGHTS] = True
             seed(cfg)
@@ -69,7 +71,7 @@ def evaluate(cfg: DictConfig) -> None:
     trainer, model, data = build(cfg)
     if reason := missing(TEST, model, data):
         raise UserError(f"There is nothing to evaluate: {reason}.")
-    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # it is verified
     with user_errors(cfg):
         seed(cfg)
         trainer.test(model, data, verbose=False)
@@ -80,7 +82,7 @@ def evaluate(cfg: DictConfig) -> None:
 def predict(cfg: DictConfig) -> None:
     """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
     trainer, model, data = build(cfg)
-    load_weights(model, Path(cfg.checkpoint))  # the command has verified it
+    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # it is verified
     if reason := missing(["predict_dataloader"], model, data):
         raise UserError(
             f"There is nothing to predict: {reason}.\n"
@@ -121,10 +123,14 @@ def missing(
     return None
 
 
-def load_weights(model: pl.LightningModule, path: Path) -> None:
-    """Load the weights of a verified checkpoint; a UserError if they do not fit the model."""
+def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> None:
+    """Load the weights of a verified checkpoint, and the numbers that training had changed.
+
+    Raises:
+        UserError: if they do not fit the model.
+    """
     try:
-        weights = read_weights(path)
+        weights, attributes = read_weights(path), read_attributes(path)
     except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
         raise UserError(
             f"checkpoint={path} is not a checkpoint of a training run.\n"
@@ -138,6 +144,8 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
             f"checkpoint={path} does not fit the model: {reason}\n"
             "Leave out overrides of model.* that change the network."
         ) from error
+    if attributes is not None:
+        restore_numbers(model, attributes, device)
 
 
 def best_weights(trainer: pl.Trainer) -> Path | None:

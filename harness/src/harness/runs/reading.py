@@ -7,6 +7,7 @@ them. Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second
 import fcntl
 import itertools
 import json
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -68,12 +69,18 @@ def as_frame(runs: Sequence[dict[str, Any]]) -> Runs:
         text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
         return text.encode(errors="replace").decode()  # a folder may be named by any bytes
 
-    rows = [run | run["metrics"] | run["settings"] for run in runs]
-    names = [*dict.fromkeys(itertools.chain(*(run["metrics"] for run in runs)))]
-    settings = [*dict.fromkeys(itertools.chain(*(run["settings"] for run in runs)))]
-    names = [*(name for name in runs[0] if name not in ("metrics", "settings")), *names, *settings]
-    columns = [pl.Series(n, [cell(row.get(n)) for row in rows], strict=False) for n in names]
-    return Runs(pl.DataFrame(columns), settings)
+    facts = [name for name in runs[0] if name not in ("metrics", "settings")]
+    columns = {name: [run[name] for run in runs] for name in facts}
+    names: dict[str, list[str]] = {}
+    for kind in ("settings", "metrics"):
+        names[kind] = []
+        for name in dict.fromkeys(itertools.chain(*(run[kind] for run in runs))):
+            # A metric may be called "seconds", as a fact is, or "seed", as a setting is.
+            names[kind].append(f"{kind}.{name}" if name in columns else name)
+            columns[names[kind][-1]] = [run[kind].get(name) for run in runs]
+    order = [*facts, *names["metrics"], *names["settings"]]
+    series = [pl.Series(name, [*map(cell, columns[name])], strict=False) for name in order]
+    return Runs(pl.DataFrame(series), names["settings"])
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -103,7 +110,8 @@ def read(folder: Path) -> dict[str, Any]:
         saved = by_step(folder / "checkpoints")
         where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
         reason = str(noted.get("reason") or f"killed {where}")
-    is_done = status == "finished" and "best" in noted
+    best = noted.get("best") if status == "finished" else None
+    is_known = isinstance(best, (int, float)) and math.isfinite(best)
     return {
         "run": shown(folder),
         "status": status,
@@ -113,7 +121,7 @@ def read(folder: Path) -> dict[str, Any]:
         "samples/s": noted.get("samples_per_second"),
         "commit": str(noted.get("commit") or "")[:10] or None,
         **{name: config.get(name) or None for name in ("tags", "notes", "objective", "mode")},
-        "best": noted["best"] if is_done else _best_so_far(folder, config),
+        "best": best if is_known else _best_so_far(folder, config),
         "metrics": metrics or {},
         "settings": flat({key: node for key, node in config.items() if key not in PLACES}),
     }

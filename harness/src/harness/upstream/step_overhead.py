@@ -2,7 +2,7 @@
 
 For each of six hooks of a step Lightning 2.6 makes a profiler's context for every callback, and
 calls it also where its class does not define the hook: a tenth of a step of the tiny network of
-``harness/benchmarks/overhead.py``. Uses nothing private.
+``harness/benchmarks/overhead.py``. Callbacks of a project stay as they are. Uses nothing private.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.profilers import PassThroughProfiler
+
+from harness.upstream.callbacks import callbacks_of
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 HOOKS = (
@@ -27,15 +29,15 @@ class NoProfiler(PassThroughProfiler):
 
 
 def spare_empty_calls(trainer: pl.Trainer) -> None:
-    """Let no callback be called for hooks of a step that it lacks, and nothing be measured.
+    """Let no callback of the harness be called for hooks of a step that it lacks.
 
-    A profiler that the Trainer was given stays.
+    Nor is anything measured, unless the Trainer was given a profiler.
     """
     if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]  # set untyped
         trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set untyped
-    for callback in callbacks:
-        for name in HOOKS:
+    for callback in callbacks_of(trainer):
+        is_known = type(callback).__module__.partition(".")[0] in ("harness", "pytorch_lightning")
+        for name in HOOKS if is_known else ():
             if getattr(type(callback), name) is getattr(pl.Callback, name):
                 # Lightning skips what cannot be called. A LambdaCallback has its own in this place.
                 vars(callback).setdefault(name, None)
