@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 
 from harness.exact.self_log import LoggedMetric, SelfLog
 from harness.names import few
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 from harness.upstream.logged_values import (
     detached_copy,
     in_hook,

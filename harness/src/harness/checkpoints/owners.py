@@ -20,7 +20,7 @@ from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
 from harness.shards import parted_like, whole
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 
 Name = tuple[str, str]  # an owner, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"

@@ -27,8 +27,7 @@ from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import Signals
-from harness.upstream import resume
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of, resume
 from harness.upstream.precision import double_before_loading
 
 log = logging.getLogger(__name__)

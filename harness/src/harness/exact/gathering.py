@@ -22,7 +22,7 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.exact.global_batches import Shares, shares_of
 from harness.processes.agreement import gather
-from harness.upstream.dispatch import NoCollectives
+from harness.upstream.processes import NoCollectives
 
 METHODS = ("all_gather", "validation_step", "test_step")  # of a strategy, replaced during a run
 LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # know what they gather

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 
 from harness.errors import UserError
 from harness.names import shown
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 
 
 class OptimizerStates(pl.Callback):

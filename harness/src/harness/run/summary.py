@@ -24,7 +24,7 @@ from harness import record
 from harness.data.datamodule import DataModule
 from harness.files import write_durably
 from harness.names import shown
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from torch.optim import LBFGS, Optimizer
 from harness.errors import UserError
 from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 
 from .dp import named_parts
 

@@ -7,6 +7,8 @@ public class. Seen in Lightning 2.6.
 
 A data worker's queue sends in a thread. An error there, such as shared memory without room, Python
 3.11 prints and drops, and the process would wait for that batch without end.
+
+What intercepts operations, such as a collective in an evaluation's step, is private in torch.
 """
 
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies.launchers import subprocess_script
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Processes = list[subprocess.Popen[Any]]
 
@@ -56,3 +59,17 @@ def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
         end(1)
 
     queues.Queue._on_queue_feeder_error = staticmethod(show_and_end)  # type: ignore[attr-defined]
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Call a function before each collective of ``torch.distributed``, whoever begins it."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refuse = refuse
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operation, then run it."""
+        if func.namespace.strip("_").startswith("c10d"):
+            self.refuse()
+        return func(*args, **(kwargs or {}))

@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.profilers import PassThroughProfiler
 
-from harness.upstream.callbacks import callbacks_of
+from harness.upstream import callbacks_of
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 HOOKS = (
