@@ -42,7 +42,7 @@ class Job:
 
     @property
     def run(self) -> dict[str, Any]:
-        """What its folder says now; of a job that has not begun, that it is stopped."""
+        """Return the job's state from its folder; a job that has not begun counts as stopped."""
         return reading.read(self.folder)
 
 

@@ -57,12 +57,12 @@ class Attributes:
         self.reported: set[str | Name] = set()
 
     def look_before_hooks(self, trainer: pl.Trainer) -> None:
-        """Look at all values before the hooks at the start."""
+        """Record digests of all values before the hooks at the start run."""
         _, self.before_hooks = look(trainer)
         self.structure = structure(trainer)
 
     def look_after_hooks(self, trainer: pl.Trainer) -> None:
-        """Look at them after these hooks; samplers were not there before."""
+        """Record them again after these hooks; samplers were not there before."""
         alive, self.after_hooks = look(trainer)
         samplers = {n: one for n, one in self.after_hooks.items() if n[0].startswith(SAMPLER)}
         self.before_hooks |= samplers
@@ -76,7 +76,7 @@ class Attributes:
         self.packed = {name: node for name, node in packed.items() if name not in refused}
 
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:
-        """What a checkpoint holds of all processes; what it does not is named once."""
+        """Return all processes' attributes for a checkpoint; warn once of those it cannot keep."""
         alive, now = look(trainer)
         nodes, lost = self._pack(trainer, alive, now)
         apart = set[Name]()
@@ -196,7 +196,7 @@ def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:
 
 
 def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:
-    """The names under which two dicts hold unequal values, or only one of them a value."""
+    """Return the keys whose values differ between two dicts, or that only one of them has."""
     return [n for n in one.keys() | other.keys() if one.get(n, other) != other.get(n, one)]
 
 

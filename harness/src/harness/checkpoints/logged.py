@@ -25,7 +25,7 @@ VALUES = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 
 def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
-    """What callbacks and loggers read; the same in every process."""
+    """Return the values that callbacks and loggers read; they are the same in every process."""
     values = {name: detached_copy(getattr(trainer, name)) for name in VALUES}
     return values | {"should_stop": trainer.should_stop}  # by early stopping
 
@@ -38,7 +38,7 @@ def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
 
 
 def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
-    """What this process has counted since the epoch's start, or since it last logged."""
+    """Return what this process has accumulated since the epoch's start, or since it last logged."""
     module, logs = trainer.lightning_module, log_of(trainer)
     metrics = {n: m for n, m in named_metrics(module).items() if m.update_called}
     paths = {id(metric): name for name, metric in metrics.items()}
@@ -97,6 +97,6 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
 
 
 def log_of(trainer: pl.Trainer) -> SelfLog:
-    """The one of a run."""
+    """Return the ``SelfLog`` of a run."""
     found = (getattr(callback, "self_log", None) for callback in callbacks_of(trainer))
     return next(one for one in found if isinstance(one, SelfLog))

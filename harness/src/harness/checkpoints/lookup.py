@@ -44,12 +44,12 @@ def verified(path: Path) -> Path:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step_{step}.ckpt"
 
 
 def by_step(folder: Path) -> list[Path]:
-    """The checkpoints that a run can go on from, the newest last."""
+    """Return the checkpoints that a run can go on from, the newest last."""
     paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+\.ckpt", path.name)]
     return sorted(paths, key=lambda path: int(path.stem.removeprefix("step_")))
 

@@ -30,12 +30,12 @@ MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 
 
 def package(kind: Any) -> str:
-    """The package that defines a class."""
+    """Return the name of the package that defines a class."""
     return str(kind.__module__).partition(".")[0]
 
 
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
-    """The objects whose attributes are looked at, by name."""
+    """Return the objects whose attributes a checkpoint may keep, by name."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     found = {
         f"module.{path}".rstrip("."): part
@@ -60,7 +60,7 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
 
 @cache
 def internal_names(kind: Any) -> set[str]:
-    """The attributes that Lightning or torch give to the objects of a class."""
+    """Return the names of the attributes that Lightning or torch give to objects of a class."""
     module, data = pl.LightningModule(), pl.LightningDataModule()
     module.save_hyperparameters({"a": 1})
     data.save_hyperparameters({"a": 1})
@@ -74,7 +74,7 @@ def internal_names(kind: Any) -> set[str]:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """The attributes of an object, and lists and dicts of its class, that its author has made."""
+    """Return attributes of an object, and collections of its class, that its author has made."""
     kind: Any = type(owner)
     if issubclass(kind, dict):  # hyper-parameters
         return dict(owner)
@@ -98,7 +98,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 
 def values(trainer: pl.Trainer) -> dict[Name, Any]:
-    """All values that a checkpoint may keep."""
+    """Return all values that a checkpoint may keep."""
     module, found = trainer.lightning_module, dict[Name, Any]()
     for label, owner in owners(trainer).items():
         # The numbers and generators of samplers are kept with the loaders' position.
@@ -116,7 +116,7 @@ def values(trainer: pl.Trainer) -> dict[Name, Any]:
 
 
 def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
-    """The buffers that are not persistent, but for those of metrics."""
+    """Return the buffers that are not persistent, but for those of metrics."""
     saved = nn.Module.state_dict(module)  # not an author's own, which may leave weights out
     return {
         (f"module.{path}".rstrip("."), name): buffer
@@ -128,7 +128,7 @@ def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
 
 
 def structure(trainer: pl.Trainer) -> dict[str, Any]:
-    """What a run that goes on must build again: tensors of the module by shape, and optimizers."""
+    """Return what a resumed run must build alike: shapes of its tensors, and its optimizers."""
     state = nn.Module.state_dict(trainer.lightning_module).items()
     tensors = {name: value for name, value in state if isinstance(value, torch.Tensor)}
     # A lazy layer has no shape before its first batch.
@@ -158,7 +158,7 @@ def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) 
 
 
 def named_objects(trainer: pl.Trainer) -> dict[int, str]:
-    """What a checkpoint holds in other places, or every run builds, by id."""
+    """Return the names, by id, of objects saved elsewhere or built anew in every run."""
     module = trainer.lightning_module
     named: list[tuple[str, Any]] = [("trainer", trainer), *owners(trainer).items()]
     named += [*module.named_modules(), *module.named_parameters(), *module.named_buffers()]

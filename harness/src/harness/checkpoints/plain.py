@@ -128,7 +128,7 @@ class Packer:
 
 
 def is_plain_key(key: Any) -> bool:
-    """Whether torch's plain reader gives a key of a dict back as it is."""
+    """Return whether torch's plain reader gives a key of a dict back as it is."""
     return type(key) in SCALARS or (type(key) is tuple and all(map(is_plain_key, key)))
 
 
@@ -145,7 +145,7 @@ class Unpacker:
         self.made: dict[int, Any] = {}  # by the id of what was packed
 
     def unpack(self, node: Any) -> Any:
-        """The value of a node, whose own lists and dicts become part of it."""
+        """Return the value of a node, whose own lists and dicts become part of it."""
         if type(node) in SCALARS:
             return node
         if id(node) not in self.made:
@@ -180,7 +180,7 @@ class Unpacker:
 
 
 def filled(live: Any, value: Any) -> Any:
-    """An object filled with the contents of another one, or that one where it cannot be."""
+    """Fill an object with the contents of another; return the other one if that cannot be."""
     if type(live) is not type(value):
         return value
     if isinstance(live, (Tensor, np.ndarray)):
@@ -238,14 +238,14 @@ class DigestPickler(pickle.Pickler):
 
 
 def text(*parts: Any) -> tuple[Any, ...]:
-    """A text in the place of an object, as pickle takes it."""
+    """Return a text that pickle writes in place of an object."""
     return str, (repr(parts),)
 
 
 def digest(value: Any, named: dict[int, str], is_packed: bool = False) -> tuple[Any, bool]:
-    """What is equal for equal values, and whether the value holds tensors or arrays.
+    """Return a digest, equal for equal values, and whether the value holds tensors or arrays.
 
-    That of packed values is alike in all processes.
+    The digest of packed values is the same in all processes.
     """
     if type(value) in SCALARS:
         return (type(value).__name__, repr(value)), False  # a NaN equals itself, 0.0 not -0.0

@@ -72,7 +72,7 @@ def read_attributes(path: Path) -> dict[str, Any] | None:
 
 
 def holds_objects(path: Path) -> bool:
-    """Whether a checkpoint can be read, and holds what only the code of its author can build."""
+    """Return whether a readable checkpoint holds objects that only its author's code builds."""
     try:
         return bool(get_unsafe_globals_in_checkpoint(path))
     except Exception:  # its pickle is damaged
@@ -92,7 +92,7 @@ def unreadable(path: Path) -> str | None:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is not damaged, and a line for each newer one that is."""
+    """Return the newest checkpoint that is not damaged, and a line for each newer one that is."""
     skipped: list[str] = []
     for path in reversed(by_step(folder)):
         reason = unreadable(path)

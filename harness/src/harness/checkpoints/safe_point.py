@@ -114,7 +114,7 @@ class SafePoint(pl.Callback):
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the epoch's place brought back after all hooks at the start."""
+        """Arrange for the place in the epoch to be restored after all hooks at the start."""
         self.signals.wait_for_step = self.has_begun = True
         self._cut_logs(trainer)
         resume.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
@@ -136,7 +136,7 @@ class SafePoint(pl.Callback):
             log.info("Going on from %s.", path)
 
     def _begin_epochs(self, trainer: pl.Trainer) -> None:
-        """After all hooks at the start, and before the first batch is read: be where it went on."""
+        """Restore the checkpoint's state after all hooks at the start, before a batch is read."""
         self.attributes.look_after_hooks(trainer)
         if self.loaded:
             self.limit_val_batches = resume.hold_validation(trainer)
@@ -149,7 +149,7 @@ class SafePoint(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Between two steps: go on from here, save here, or leave here."""
+        """Resume, save or leave, if this batch begins an optimizer step."""
         if batch_idx % trainer.accumulate_grad_batches:
             return
         if self.loaded:
@@ -184,7 +184,7 @@ class SafePoint(pl.Callback):
         self.validation_started = time.monotonic()
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Know for the next one how long it takes."""
+        """Record how long the validation took, as an estimate for the next one."""
         self.signals.is_validating = False
         if not trainer.sanity_checking:
             self.validation_seconds = time.monotonic() - self.validation_started
@@ -197,7 +197,7 @@ class SafePoint(pl.Callback):
             self._leave(trainer, signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Where nothing was left to train, end as the run would have ended."""
+        """End a resumed run that had nothing left to train as it would have ended before."""
         if self.loaded:
             if not self.has_begun:  # else it was done then, and what came since is of this start
                 self._cut_logs(trainer)
@@ -272,7 +272,7 @@ class SafePoint(pl.Callback):
 
 
 def begins_epochs(callback: pl.Callback) -> bool:
-    """Whether what a callback does as an epoch begins must be done again inside one.
+    """Return whether a callback's hook at an epoch's start must run again on resume inside one.
 
     A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
     give the optimizer its parameters a second time.

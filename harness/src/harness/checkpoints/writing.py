@@ -99,7 +99,7 @@ class DurableCheckpointIO(CheckpointIO):
         return True
 
     def _plain(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """What is written of a checkpoint; what is not plain is left out, and reported once."""
+        """Return the plain part of a checkpoint; report once what is left out."""
         packer = Packer(keeps_objects=self.is_trusted)
         content: dict[str, Any] = {}
         settings: list[str] = []  # hyper-parameters that are left out
@@ -154,7 +154,7 @@ class DurableCheckpointIO(CheckpointIO):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether torch's plain reader gives a value back as it is."""
+    """Return whether torch's plain reader gives a value back as it is."""
     packer = Packer()
     packer.pack(value)
     return not (packer.num_marked or packer.objects)

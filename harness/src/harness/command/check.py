@@ -148,7 +148,7 @@ def _check_words(command: Command, values: dict[str, Any]) -> None:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is what a rule lists: a range, text, a list, or this very value."""
+    """Return whether a value is what a rule lists: a range, text, a list, or this very value."""
     if kind in KINDS:
         return isinstance(value, KINDS[kind])
     if (limits := RANGE.fullmatch(str(kind))) is None:

@@ -188,7 +188,7 @@ def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
 
 
 def is_more(asked: Any, was: Any) -> bool:
-    """Whether a limit allows more than another; -1 has no end, and null is Lightning's choice."""
+    """Return whether a limit allows more than another; -1 is no limit, null Lightning's choice."""
     return asked is not None and was not in (None, -1) and (asked == -1 or asked > was)
 
 

@@ -45,17 +45,17 @@ class Run:
 
     @cached_property
     def config(self) -> DictConfig:
-        """Everything the run was made of."""
+        """Return the run's whole config."""
         return run_folder.resolved(run_folder.load_config(self.folder))
 
     @cached_property
     def results(self) -> dict[str, float]:
-        """The last value of every metric; empty while the run has not finished."""
+        """Return the last value of every metric; empty while the run has not finished."""
         return run_folder.results(self.folder)
 
     @cached_property
     def table(self) -> "polars.DataFrame":
-        """``metrics.csv`` as a table: ``step``, then a column per metric with nulls in its gaps.
+        """Return ``metrics.csv``: ``step``, then a column per metric with nulls in its gaps.
 
         ``run.table.select("step", "val/loss").drop_nulls()`` is a learning curve.
         """
@@ -63,7 +63,7 @@ class Run:
 
     @cached_property
     def model(self) -> "pl.LightningModule":
-        """The module with the weights that were tested, on the CPU, ready for evaluation.
+        """Return the module with the weights that were tested, on the CPU, ready for evaluation.
 
         Raises:
             UserError: if the run has no checkpoint, or its config names what is not allowed.
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint that was tested: the best one; a UserError if the run has none."""
+        """Return the checkpoint that was tested: the best one; a UserError if the run has none."""
         if (path := best_checkpoint(self.folder)) is None:
             raise UserError(
                 f"The run in {self.folder} has no checkpoint, which would hold its weights.\n"

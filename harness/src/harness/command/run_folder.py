@@ -107,7 +107,7 @@ def results(run_dir: Path) -> dict[str, float]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Return whether a folder is that of a run."""
     return any((folder / name).exists() for name in ("config.yaml", "overrides.yaml"))
 
 

@@ -24,7 +24,7 @@ from .tensors import CheckpointError
 
 
 def run() -> None:
-    """Be the command, with an orderly end whatever comes."""
+    """Run the command; a signal ends it by an exception, so that temporary files are removed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             # An exception, so that temporaries are removed.

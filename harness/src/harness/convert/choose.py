@@ -121,19 +121,19 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or an Inert for one that is sparse, quantized and the like."""
+    """Return whether a value is a tensor, or an Inert for a sparse, quantized or similar one."""
     odd = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
     return isinstance(value, Tensor) or (isinstance(value, Inert) and value.name.startswith(odd))
 
 
 def _is_module(value: Any) -> bool:
-    """Whether a value is a pickled nn.Module, of whatever class."""
+    """Return whether a value is a pickled nn.Module, of whatever class."""
     fields = value.state if isinstance(value, Inert) else None
     return isinstance(fields, dict) and isinstance(fields.get("_modules"), dict)
 
 
 def _holds_weights(value: Any, budget: Budget) -> bool:
-    """Whether a value is a module, or holds tensors itself."""
+    """Return whether a value is a module, or holds tensors itself."""
     inside: Any = value if type(value) in (list, tuple) else ()
     if isinstance(value, dict):
         inside = value.values()
@@ -142,7 +142,7 @@ def _holds_weights(value: Any, budget: Budget) -> bool:
 
 
 def _is_state(value: Any, budget: Budget) -> bool:
-    """Whether a value is a module or a state_dict, which holds no other dicts."""
+    """Return whether a value is a module or a state_dict, which holds no other dicts."""
     if not isinstance(value, dict):
         return _is_module(value)
     return _holds_weights(value, budget) and not any(

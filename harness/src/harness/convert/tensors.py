@@ -138,29 +138,29 @@ class Tensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return DTYPES[self.dtype].size
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all elements, without gaps."""
+        """Return the bytes of all elements, without gaps."""
         return math.prod(self.shape) * self.itemsize
 
     @property
     def span(self) -> int:
-        """Elements of the record from the first to the last one used, gaps included."""
+        """Return the number of the record's elements from the first to the last one used."""
         steps = zip(self.shape, self.stride, strict=True)
         return 1 + sum((size - 1) * step for size, step in steps) if self.num_bytes else 0
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the record holds the elements one after another in row-major order."""
+        """Return whether the record holds the elements one after another in row-major order."""
         steps = zip(self.shape, self.stride, row_major(self.shape), strict=True)
         return not self.num_bytes or all(size == 1 or step == plain for size, step, plain in steps)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the record holds these elements in row-major order, and no others."""
+        """Return whether the record holds these elements in row-major order, and no others."""
         return self.is_contiguous and self.num_bytes == self.record.num_bytes
 
 

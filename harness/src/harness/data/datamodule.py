@@ -73,7 +73,7 @@ class DataModule(pl.LightningDataModule):
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The result of ``learn``, or of the run's training, whose facts replace it."""
+        """Return the result of ``learn``, or the facts of the run's training, which replace it."""
         return self.learn()
 
     @abstractmethod

@@ -156,7 +156,7 @@ class Copies:
         self.group.meet("the end of a backward pass")
 
     def step(self, optimizer: Any, closure: Any = None, **_: Any) -> None:
-        """Stand in for an optimizer's step, and leave the weights."""
+        """Replace an optimizer's step: run its closure, note gradients, and leave the weights."""
         if closure is not None:
             closure()
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -170,7 +170,7 @@ class Copies:
             self.steps.append({name: gradient.clone() for name, gradient in grads.items()})
 
     def log(self, rank: int, name: str, value: Any, *_: Any, **settings: Any) -> None:
-        """Stand in for ``self.log``."""
+        """Record a number that a copy logs, in place of ``self.log``."""
         if isinstance(value, (int, float)) or type(value) is Tensor:
             self.logged[rank][name] = float(value), operation(settings), settings.get("batch_size")
 

@@ -164,7 +164,7 @@ class Gathering:
         return self.original(tensor, group=group, sync_grads=sync_grads)
 
     def _is_even(self) -> bool:
-        """Whether the running training batch has shares of one size, so that no shape is sent."""
+        """Return whether a training batch runs in shares of one size, so that no shape is sent."""
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0

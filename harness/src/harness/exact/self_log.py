@@ -111,7 +111,7 @@ class SelfLog:
             self.hand_over(logged)
 
     def _is_known(self, key: str, how: dict[str, Any]) -> bool:
-        """Whether Lightning has this already, and reads it at the end of an evaluation's loader.
+        """Return whether Lightning has this already, and reads it when a loader has ended.
 
         Its ``log`` copies what it has on every call, which takes longer than a small step.
         """

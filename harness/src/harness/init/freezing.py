@@ -42,7 +42,7 @@ class Freezing(pl.Callback):
             module.get_parameter(name).requires_grad_(False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look up the norms: until now a strategy may have replaced them."""
+        """Find the norms now, because a strategy may have replaced them until here."""
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()

@@ -65,6 +65,6 @@ class Logs:
             metrics_table.write(self.table, used, rows)
 
     def _files(self) -> dict[str, Path]:
-        """TensorBoard's files, by their names in its folder; add_scalars makes some below it."""
+        """Return TensorBoard's files, by path below its folder; add_scalars makes subfolders."""
         paths = sorted(self.folder.rglob(f"{PREFIX}*"))
         return {str(path.relative_to(self.folder)): path for path in paths}

@@ -32,12 +32,12 @@ class Launcher:
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether this process has to find its way to others."""
+        """Return whether the run has other processes, which this one must reach."""
         return self.num_processes > 1
 
     @property
     def address(self) -> tuple[str, int]:
-        """Name or address of the machine of rank 0, and a port there."""
+        """Return the name or address of the machine of rank 0, and a port there."""
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         if self.name == "srun":
             # The first name in "node[03-05,7],gpu1".
@@ -95,7 +95,7 @@ def launcher_of(trainer: Any) -> Launcher:
 
 
 def is_further_rank() -> bool:
-    """Whether the run's first process on this machine started this one, and no launcher did."""
+    """Return whether this machine's first process started this one, and no launcher did."""
     return os.environ.get("LOCAL_RANK", "0") != "0" and launcher().name == "python"
 
 

@@ -199,7 +199,7 @@ def end_data_workers() -> None:
 
 
 def is_first_on_screen() -> bool:
-    """Whether this process tells what all have found: srun has one screen, others one a machine."""
+    """Return whether this process reports for all: srun has one screen, others one per machine."""
     this = launcher()
     return (this.rank if this.name == "srun" else number("LOCAL_RANK")) == 0
 
@@ -218,7 +218,7 @@ def before_telling(is_mistake: bool) -> None:
 
 
 def let_first_leave() -> None:
-    """Once all agreed to leave, let rank 0 finish: a launcher kills it when another one ends."""
+    """Wait for rank 0 after all agreed to leave: a launcher kills it when another one ends."""
     if not is_first_on_screen() and launcher().name != "python":
         time.sleep(TELL_SECONDS)
 
@@ -255,5 +255,5 @@ def leave(status: Any) -> NoReturn:
 
 
 def is_task_of_slurm() -> bool:
-    """Whether srun started this process, or one before it."""
+    """Return whether srun started this process, or one before it."""
     return "SLURM_STEP_NUM_TASKS" in os.environ

@@ -167,7 +167,7 @@ def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> Non
 
 
 def _is_hidden(host: str) -> bool:
-    """Whether gloo would hide this machine: its name leads to itself, as Debian writes it."""
+    """Return whether this machine's name leads to itself, as on Debian: gloo cannot be reached."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return False
     try:

@@ -39,7 +39,7 @@ def start(task: str, num_further: int) -> None:
 
 
 def wait() -> None:
-    """In a rank that was started early, wait for its environment; leave where none comes."""
+    """Wait for the environment, in a rank that was started early; leave if none comes."""
     if os.environ.pop(WAITS, None) is not None:
         environment = sys.stdin.read() or os._exit(1)  # the first process ended, and said why
         os.environ.update(json.loads(environment))

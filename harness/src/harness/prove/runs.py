@@ -57,17 +57,17 @@ class Ended(NamedTuple):
 
     @property
     def run_dir(self) -> Path:
-        """The run's own folder."""
+        """Return the run's own folder."""
         return next(path.parent for path in self.folder.glob("run/*/config.yaml"))
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it ended with an exception or had to be killed, and not with a sentence."""
+        """Return whether it ended with an exception or had to be killed, not with a sentence."""
         return self.status not in (0, 1) or "traceback" in self.errors.lower()
 
     @property
     def message(self) -> str:
-        """The lines of a refusal, or the last line of a traceback."""
+        """Return the lines of a refusal, or the last line of a traceback."""
         if self.status == HANGS:
             return "was killed: it took ten times as long as one process"
         lines = [line.rstrip() for line in self.errors.splitlines() if not NOISE.search(line)]

@@ -79,7 +79,7 @@ class ErrorInfo(NamedTuple):
 
     @property
     def user_line(self) -> str:
-        """The user's innermost line below the first call of the harness, or an empty text.
+        """Return the user's innermost line below the first call of the harness, or "".
 
         A program or a test that calls the harness is not to blame.
         """
@@ -93,7 +93,7 @@ class ErrorInfo(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The user's line, if there is one, and what was raised."""
+        """Return the user's line, if there is one, and what was raised."""
         return ": ".join(filter(None, [self.user_line, self.kind, self.message]))
 
 

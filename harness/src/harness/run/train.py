@@ -185,7 +185,7 @@ def link_best(best: Path) -> bool:
 
 @contextmanager
 def leaving_together() -> Iterator[None]:
-    """After an agreed exit, end the process group and wait for the other processes."""
+    """End the process group after an agreed exit, and wait for the other processes."""
     try:
         yield
     except AgreedExit:

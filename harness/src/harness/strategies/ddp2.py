@@ -13,5 +13,5 @@ class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Processes per node; ranks, world size, launcher and sampler follow from it."""
+        """Return the processes per node; ranks, world size, launcher and sampler follow."""
         return 1

@@ -45,7 +45,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The first device of the process: it holds the parameters and computes the loss."""
+        """Return the process's first device, which holds the parameters and computes the loss."""
         assert self.parallel_devices
         return self.parallel_devices[0]
 
@@ -130,7 +130,7 @@ class DataParallelStrategy(NodeParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The one process loads whole batches."""
+        """Return the settings of a sampler for one process, which loads whole batches."""
         return {"num_replicas": 1, "rank": 0}
 
 

@@ -54,7 +54,7 @@ class FSDPStrategy(DDPStrategy):
 
     @property
     def module(self) -> pl.LightningModule:
-        """The module that is trained."""
+        """Return the module that is trained."""
         assert self.lightning_module is not None
         return self.lightning_module
 

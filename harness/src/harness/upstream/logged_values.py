@@ -46,7 +46,7 @@ class LoggedValue(Metric):
 
     @property
     def device(self) -> torch.device:
-        """The device of the sums."""
+        """Return the device of the sums."""
         return self.zero.device
 
     def to(self, *_: Any, **__: Any) -> Any:
@@ -86,7 +86,7 @@ class LoggedValue(Metric):
         self.shares.append((value, weight))
 
     def begin_row(self) -> None:
-        """Have a value for Lightning, to be completed by those of other processes."""
+        """Give Lightning a NaN for now, until the values of all processes are combined."""
         if self._forward_cache is None:
             self._forward_cache = self.zero + torch.nan
 

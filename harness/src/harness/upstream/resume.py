@@ -18,7 +18,7 @@ from harness.upstream.logged_values import in_hook
 
 
 def cycles(loaders: CombinedLoader) -> bool:
-    """Whether a shorter loader begins again within an epoch, beside a longer one."""
+    """Return whether a shorter loader begins again within an epoch, beside a longer one."""
     return loaders._mode == "max_size_cycle"
 
 
@@ -67,7 +67,7 @@ def end_restart(trainer: pl.Trainer, limit_val_batches: Any) -> None:
 
 
 def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether a validation comes after the step that begins here, unless time decides it."""
+    """Return whether a validation comes after the step that begins here, unless time decides it."""
     every_epochs = trainer.check_val_every_n_epoch
     is_epoch_with = every_epochs is None or (trainer.current_epoch + 1) % every_epochs == 0
     if not (trainer.enable_validation and is_epoch_with):

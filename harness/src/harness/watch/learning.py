@@ -75,6 +75,6 @@ class Learning(pl.Callback):
 
 
 def largest_rate(trainer: pl.Trainer) -> float:
-    """The largest learning rate of all groups; one that lacks a rate counts as 1."""
+    """Return the largest learning rate of all groups; one that lacks a rate counts as 1."""
     groups: list[dict[str, Any]] = [g for o in trainer.optimizers for g in o.param_groups]
     return max((float(group.get("lr", 1.0)) for group in groups), default=0.0)

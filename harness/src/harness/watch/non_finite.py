@@ -89,7 +89,7 @@ class NonFinite(pl.Callback):
 
 
 def first_bad_weight(module: nn.Module) -> str | None:
-    """The name of the first trained parameter that is not finite; waits for the device once."""
+    """Name the first trained parameter that is not finite; wait for the device once."""
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
     # A sum is fast, and not finite where an element is not; large elements may make it so as well.
     sums = [whole(weight.sum()).to(torch.float64) for _, weight in named] or [torch.zeros(())]

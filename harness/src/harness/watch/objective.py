@@ -77,7 +77,7 @@ class Objective(pl.Callback):
 
 
 def acts_at_epoch_end(trainer: pl.Trainer) -> bool:
-    """Whether Lightning's callbacks look for scores as an epoch ends, and not a validation."""
+    """Return whether Lightning's callbacks read scores when an epoch ends, not a validation."""
     is_once = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
     return is_once or not trainer.enable_validation
 

@@ -41,7 +41,7 @@ class Picture(pl.Callback):
 
     @abstractmethod
     def kept(self) -> Any:
-        """What this process has kept, on the CPU: it travels to the first process."""
+        """Return what this process has kept, on the CPU: it is sent to the first process."""
 
     @abstractmethod
     def draw(self, parts: list[Any]) -> Figure | None:

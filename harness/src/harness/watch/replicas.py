@@ -131,7 +131,7 @@ class Replicas(pl.Callback):
     def _is_own_buffer(
         self, name: str, sums: list[int], trainer: pl.Trainer, module: pl.LightningModule
     ) -> bool:
-        """Whether training changes a buffer in every process, by its own samples; warn once."""
+        """Return whether each process changes a buffer by its own samples; warn once."""
         owner = module.get_submodule(name.rpartition(".")[0])
         is_synchronised = isinstance(owner, (nn.SyncBatchNorm, SyncBatchNorm))
         # A buffer that is as it was in some process has drifted in the others.
@@ -144,7 +144,7 @@ class Replicas(pl.Callback):
 
 
 def without_gradient(module: nn.Module) -> list[str]:
-    """Trained parameters without a gradient: DDP averages none before it has those of all."""
+    """List trained parameters without a gradient: DDP averages none before it has all."""
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     return unused if len(unused) < len(trained) else []

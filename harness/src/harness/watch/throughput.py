@@ -130,7 +130,7 @@ class Throughput(pl.Callback):
                 log.info("%s", self.verdict)
 
     def results(self) -> dict[str, Any]:
-        """What is kept of a run's speed; empty where it was not measured."""
+        """Return the speed that results.json keeps; empty where it was not measured."""
         if self.verdict is None:
             return {}
         speed = {"samples_per_second": round(self.total.num_samples / self.total.seconds, 1)}
