@@ -30,6 +30,8 @@ def contents(run_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = {path.name: read(path) for path in checkpoints.iterdir()}
     for checkpoint in found.values():  # TensorBoard's files hold times
         checkpoint.get("safe_point", {}).get("logs", {}).pop("events", None)
+        # Python may give a new object the id of one that is gone: it is then filled in place, too.
+        checkpoint.get("changed_attributes", {}).pop("in_place", None)
     for name in ("metrics.csv", "results.json"):
         found[name] = (run_dir / name).read_text() if (run_dir / name).exists() else None
     found["tensorboard"] = curves(run_dir / "tensorboard")
