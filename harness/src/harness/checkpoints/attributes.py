@@ -20,6 +20,7 @@ from harness.checkpoints.owners import (
     Name,
     named_objects,
     owners,
+    parts_of,
     set_value,
     structure,
     values,
@@ -40,8 +41,8 @@ OTHER_STRUCTURE = (
     "written from here on.\nBuild all layers in __init__ or configure_model, all optimizers in "
     "configure_optimizers, and freeze what is not trained yet."
 )
-NUMERIC = (torch.Tensor, np.ndarray, np.generic)
 OTHERS = "These are not as they were, and what depends on them may differ: %s."
+NUMERIC = (torch.Tensor, np.ndarray, np.generic)
 
 
 class Attributes:
@@ -178,15 +179,12 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
         saved: what ``keep`` has kept; of several processes the first one's is taken.
         device: of the tensors that were not on the CPU.
     """
+    found: dict[str, Any] = {**parts_of(module), "module hparams": module.hparams}
     unpacker = Unpacker(device)
-    for (label, name), node in copy.deepcopy(saved["each"][0]).items():
-        value, (owner, _, path) = unpacker.unpack(node), label.partition(".")
-        if type(value) not in SCALARS and not isinstance(value, NUMERIC):
-            continue
-        if owner == "module":
-            setattr(module.get_submodule(path), name, value)
-        elif owner == "module hparams":
-            module.hparams[name] = value
+    for name, node in saved["each"][0].items():
+        value = unpacker.unpack(node)
+        if name[0] in found and (type(value) in SCALARS or isinstance(value, NUMERIC)):
+            set_value(module, found, name, value)
 
 
 def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:

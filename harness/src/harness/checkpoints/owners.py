@@ -34,14 +34,16 @@ def package(kind: Any) -> str:
     return str(kind.__module__).partition(".")[0]
 
 
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return a module and its submodules, by the names that checkpoints have for them."""
+    return {f"module.{path}".rstrip("."): part for path, part in module.named_modules()}
+
+
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
     """Return the objects whose attributes a checkpoint may keep, by name."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    found = {
-        f"module.{path}".rstrip("."): part
-        for path, part in module.named_modules()
-        if package(type(part)) not in MACHINERY
-    }
+    parts = parts_of(module).items()
+    found: dict[str, Any] = {n: part for n, part in parts if package(type(part)) not in MACHINERY}
     found["module hparams"] = module.hparams
     if data is not None:
         found |= {"data": data, "data hparams": data.hparams}

@@ -42,33 +42,32 @@ def read(
     return {key: value if key == ATTRIBUTES else unpack(value) for key, value in found.items()}
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights alone, also of a checkpoint that holds objects: those are not built.
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Read the weights, and what training had changed beside them, if a checkpoint has that.
+
+    Of one that holds objects the weights alone are read, and no object is built.
 
     Raises:
         KeyError: it holds no weights.
         UnpicklingError, OSError, RuntimeError: see ``read``.
     """
     try:
-        weights: dict[str, Tensor] = read(path)["state_dict"]
-        return weights
+        found = read(path)
+        return found["state_dict"], found.get(ATTRIBUTES)
     except UnpicklingError:
         if not holds_objects(path):
             raise
     from harness import convert  # for what checkpoint.trusted=true has kept alone
 
     try:
-        return convert.load(path, key="state_dict", prefix="", ema=False)
+        return convert.load(path, key="state_dict", prefix="", ema=False), None
     except convert.CheckpointError as error:
         raise UnpicklingError(str(error)) from error
 
 
-def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Read what training had changed beside the weights; ``None`` where a checkpoint lacks it."""
-    try:
-        return read(path, mmap=True).get(ATTRIBUTES)
-    except UnpicklingError:  # it holds objects, of which ``read_weights`` reads the tensors alone
-        return None
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights alone; arguments and errors as of ``read_model``."""
+    return read_model(path)[0]
 
 
 def holds_objects(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """The class from which a project's data modules inherit.
 
-In: data sets that subclasses make. Out: ordinary loaders. Next: ``loaders.share`` rebuilds them.
+In: data sets that subclasses make. Out: ordinary loaders. Next: ``sharing.share`` rebuilds them.
 """
 
 import sys

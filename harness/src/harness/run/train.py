@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from harness import record
 from harness.checkpoints.attributes import restore_numbers
 from harness.checkpoints.lookup import link, verified
-from harness.checkpoints.reading import read_attributes, read_weights, unreadable
+from harness.checkpoints.reading import read_model, unreadable
 from harness.data import facts
 from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
@@ -130,7 +130,7 @@ def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> 
         UserError: if they do not fit the model.
     """
     try:
-        weights, attributes = read_weights(path), read_attributes(path)
+        weights, attributes = read_model(path)
     except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
         raise UserError(
             f"checkpoint={path} is not a checkpoint of a training run.\n"
