@@ -86,6 +86,16 @@ class Logs(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Watches(pl.Callback):
+    """A callback has a ``log`` of its own, which Lightning lends it."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.log("of a callback", arguments[3][0].mean(), on_step=True, on_epoch=True)
+
+    def on_validation_batch_end(self, *arguments: Any) -> None:
+        self.log("val/of a callback", arguments[3][0].mean())
+
+
 class Numbers(pl.LightningDataModule):
     """65 samples in batches of 7: uneven shares, and at the end two samples."""
 
@@ -107,6 +117,7 @@ def train(folder: Path, *words: str) -> list[dict[str, float]]:
     groups = {"model": f"_target_: {__name__}.Logs\n", "data": f"_target_: {__name__}.Numbers\n"}
     settings = "trainer.max_epochs=2 trainer.log_every_n_steps=2 trainer.precision=64-true"
     chosen = [*write_conf(folder, **groups), *settings.split(), "mode=min", "test=false"]
+    chosen += [f"+callbacks.watches._target_={__name__}.Watches"]
     run_dir = train_command(folder, *chosen, "objective=own/val/loss", *words)
     with (run_dir / "metrics.csv").open() as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
@@ -120,7 +131,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
     assert {row["own/samples"] for row in steps} == {7.0, 2.0}
     names = ("first_step", "known_step", "large", "known, synced")
     assert {f"own/{name}" for name in names} <= {*steps[-1]}
-    assert {"own/val/metric", "own/val/rare", "own/val/all"} <= {*rows[-1]}
+    assert {"own/val/metric", "own/val/rare", "own/val/all", "own/val/of a callback"} <= {*rows[-1]}
     return rows
 
 

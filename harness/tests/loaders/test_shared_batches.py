@@ -10,6 +10,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -129,6 +130,13 @@ def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> N
         read(evaluations(40)[0], 0)
 
 
+class Stream(IterableDataset[int]):
+    """Numbers from 0."""
+
+    def __iter__(self) -> Any:
+        yield from range(12)
+
+
 class ByItself(DataLoader[Any]):
     """Reads its data set without the sampler."""
 
@@ -176,6 +184,15 @@ def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_ow
 def test_a_loader_that_does_not_read_its_batch_sampler_is_refused() -> None:
     with pytest.raises(UserError, match="ByItself does not read its batch_sampler"):
         next(iter(shared(ByItself([1, 2, 3], 2))))
+
+
+def test_batches_without_an_order_are_refused() -> None:
+    """A rank would combine its part of one batch with another rank's part of another batch."""
+    for data in ([*range(12)], Stream()):
+        how = {"num_workers": 2, "in_order": False}
+        with pytest.raises(UserError, match="Leave out in_order=False"):
+            shared(DataLoader(data, 4, **how), 1)
+        shared(DataLoader(data, 4, **how | {"num_workers": 1}), 1)  # one worker keeps the order
 
 
 def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader
 
 from harness.loggers.prediction_table import PredictionTable, columns_of, numbered, plain
+from tests.strategy_runs import in_processes
+from tests.workers.trainer import small_trainer
 
 
 class Pair(NamedTuple):
@@ -166,3 +170,32 @@ def test_what_is_no_table_is_kept_as_plain_values(written: Written, tmp_path: Pa
     assert saved["samples"] == [0, 1]
     assert saved["prediction"]["x"]["left"].tolist() == [1, 1, 1]
     assert "PosixPath" in saved["prediction"][1]
+
+
+class Writer(pl.callbacks.BasePredictionWriter):
+    """Somebody's own writer."""
+
+    def write_on_batch_end(self, *arguments: Any) -> None:
+        assert type(arguments[3]) is list
+        self.found = [*getattr(self, "found", []), arguments[3]]
+
+    def write_on_epoch_end(self, trainer: Any, module: Any, outputs: Any, indices: Any) -> None:
+        assert indices == [self.found] == [[[0, 1], [2, 3], [4]]]
+        assert {type(batch) for batch in indices[0]} == {list}
+
+
+class Predicts(pl.LightningModule):
+    def predict_step(self, batch: Any) -> Any:
+        return batch
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(torch.arange(5), batch_size=2)
+
+
+def predict() -> None:
+    small_trainer(1, Writer(write_interval="batch_and_epoch")).predict(Predicts())
+
+
+def test_a_writer_gets_indices_as_plain_lists() -> None:
+    """And no ``Batch``, which seeds the generators of whatever iterates over it."""
+    in_processes(1, predict)

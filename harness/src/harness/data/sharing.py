@@ -47,6 +47,12 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
     def shared(loader: Any) -> Any:
         if isinstance(loader, (SharedLoader, SharedStream)):
             return loader
+        if getattr(loader, "num_workers", 0) > 1 and not getattr(loader, "in_order", True):
+            raise UserError(
+                f"{name} has in_order=False: its workers give batches in another order each time, "
+                "and processes, resumed runs and predictions know a batch by its place.\n"
+                "Leave out in_order=False."
+            )
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             made: Any = _share_batches(loader, trainer, split, name, seed, begins_again)
         elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):

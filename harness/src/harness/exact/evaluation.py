@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torchmetrics import Metric
 
+from harness.data.batches import Batch
 from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.exact.gathering import Gathering
@@ -42,8 +43,9 @@ class ExactEvaluation(pl.Callback):
         self.warned: set[str] = set()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Replace the module's ``log``, and its strategy's ``all_gather``."""
+        """Replace ``log`` of the module and of callbacks, and the strategy's ``all_gather``."""
         self.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
+        lend_log(trainer, pl_module)
         before_reading(trainer, self._end_batch, self._end_loader, self._end_epoch)
         if trainer.world_size > 1:
             self.gathering = Gathering(trainer, pl_module)
@@ -53,6 +55,7 @@ class ExactEvaluation(pl.Callback):
     ) -> None:
         """Leave module, strategy and Lightning as they were."""
         vars(pl_module).pop("log", None)
+        lend_log(trainer, pl_module)
         before_reading(trainer)
         if self.gathering is not None:
             self.gathering.remove()
@@ -79,6 +82,14 @@ class ExactEvaluation(pl.Callback):
             self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
+
+    def on_predict_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Give writers of predictions plain lists: iterating over a ``Batch`` seeds generators."""
+        loop = trainer.predict_loop
+        if isinstance(loop.current_batch_indices, Batch):
+            loop.current_batch_indices = loop.current_batch_indices[:]
+        for batches in loop.epoch_batch_indices:
+            batches[-1:] = [batch[:] for batch in batches[-1:]]
 
     def _end_batch(self, trainer: pl.Trainer) -> None:
         for metric, counts in self.before:
@@ -140,6 +151,12 @@ class ExactEvaluation(pl.Callback):
         if name not in self.warned and trainer.is_global_zero:
             log.warning("%s: the log has process 0's.\nLog it in the step. %s", sentence, rank_zero)
         self.warned.add(name)
+
+
+def lend_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Let ``self.log`` of each callback be the module's, which Lightning has lent them before."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
+        callback.log = pl_module.log
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
