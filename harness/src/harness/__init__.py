@@ -19,6 +19,8 @@ Modules and callbacks:
 
 - ``build_optimizers``: the body of ``configure_optimizers``, from an optimizer and a scheduler
   that a YAML file gives.
+- ``num_ranks``, ``num_devices``: how many processes and devices a run has, where
+  ``trainer.world_size`` is 1: in ``setup``, ``*_dataloader`` and ``configure_optimizers``.
 - ``parameter_groups``: learning rates of parts and by depth, for any ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
 - ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples;
@@ -49,12 +51,14 @@ if TYPE_CHECKING:
     from harness.exact.mean_over import mean_over, sum_over
     from harness.exact.self_log import Mean, is_logged
     from harness.optimizers import build_optimizers, parameter_groups
+    from harness.upstream.one_rank import num_devices, num_ranks
     from harness.watch.picture import Picture
 
 __all__ = [
     "Batch", "BatchedDataset", "DataModule", "Mean", "Picture", "Run", "SplitDataModule",
     "UserError", "build_optimizers", "cached", "compose", "evaluate", "is_logged", "load_run",
-    "main", "mean_over", "parameter_groups", "predict", "sum_over", "train", "uniform",
+    "main", "mean_over", "num_devices", "num_ranks", "parameter_groups", "predict", "sum_over",
+    "train", "uniform",
 ]  # fmt: skip
 _MODULES = {
     "command.compose": ["compose"],
@@ -69,6 +73,7 @@ _MODULES = {
     "exact.mean_over": ["mean_over", "sum_over"],
     "exact.self_log": ["Mean", "is_logged"],
     "optimizers": ["build_optimizers", "parameter_groups"],
+    "upstream.one_rank": ["num_devices", "num_ranks"],
     "watch.picture": ["Picture"],
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
+from harness import num_ranks
 from tests.conftest import slow, train_command
 from tests.strategy_runs import write_conf
 
@@ -108,7 +109,7 @@ class Numbers(pl.LightningDataModule):
         return DataLoader(self.samples, batch_size=7, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        num_workers = int(self.trainer.world_size > 1)  # to start one, torch draws a number
+        num_workers = int(num_ranks(self.trainer) > 1)  # to start one, torch draws a number
         return DataLoader(self.samples, batch_size=7, num_workers=num_workers)
 
 

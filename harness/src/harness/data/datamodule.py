@@ -15,6 +15,7 @@ from harness.data.batches import BatchedDataset
 from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
 from harness.machine import usable_cores
+from harness.upstream.one_rank import num_devices, seen_as_it_is
 
 MOST_WORKERS = 8  # of a process, that ``auto`` starts
 
@@ -139,7 +140,7 @@ class DataModule(pl.LightningDataModule):
         num_asked = trainer.accumulate_grad_batches
         if self.max_samples_per_device is None:
             return num_asked
-        per_device = -(-self.batch_size // (trainer.num_devices * trainer.num_nodes))
+        per_device = -(-self.batch_size // num_devices(trainer))
         num_needed = -(-per_device // self.max_samples_per_device)
         if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
             raise UserError(
@@ -170,8 +171,9 @@ class DataModule(pl.LightningDataModule):
             return self.num_workers
         if self.trainer is None or isinstance(dataset, (BatchedDataset, IterableDataset)):
             return 0  # reading whole batches is fast, and a stream would have to split itself
-        num_processes, _ = num_processes_and_rank(self.trainer)
-        return min(MOST_WORKERS, usable_cores() * self.trainer.num_nodes // num_processes)
+        with seen_as_it_is(self.trainer):
+            cores = usable_cores() * self.trainer.num_nodes
+        return min(MOST_WORKERS, cores // num_processes_and_rank(self.trainer)[0])
 
 
 def as_it_is(batch: Any) -> Any:

@@ -21,6 +21,7 @@ from harness.data.randomness import END, mix, preserved_generators, seed_generat
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
 from harness.processes.leaving import be_data_worker, end_data_workers
+from harness.upstream.one_rank import seen_as_it_is
 from harness.upstream.processes import end_where_nothing_is_sent
 
 atexit.register(end_data_workers)  # after the imports above, and so before their own ends
@@ -40,7 +41,9 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
 
 def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
     """Return how many processes share a batch, and the rank of this one."""
-    kwargs = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None) or {}
+    with seen_as_it_is(trainer):
+        strategy = getattr(trainer, "strategy", None)
+        kwargs = getattr(strategy, "distributed_sampler_kwargs", None) or {}
     return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
 

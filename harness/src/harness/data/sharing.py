@@ -19,8 +19,6 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
 )
 
 from harness.data.batches import check_batch_size
@@ -128,8 +126,7 @@ def _batches_of(loader: Any, name: str, is_shared: bool) -> tuple[Any, Any]:
                 f"{name}: {type(sampler).__name__} shares samples itself, and the harness shares "
                 "batches.\nGive the DataLoader the sampler that one process would have."
             )
-        data: Any = loader.dataset
-        one = RandomSampler(data) if sampler.shuffle else SequentialSampler(data)
+        one: Any = DistributedSampler(loader.dataset, 1, 0, sampler.shuffle, sampler.seed)
         batches = BatchSampler(one, batches.batch_size, batches.drop_last)
     return batches, collate
 

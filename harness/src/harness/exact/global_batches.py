@@ -1,16 +1,17 @@
 """The callback that lets every sample of a global batch count alike, under any strategy.
 
-In: what a ``*_dataloader`` method returns, and the position of a checkpoint. Out: loaders that give
-each process its share from there on, and gradients that are weighted by the share. Next:
-``data/`` shares the batches, ``mean_over.py`` weighs losses that are no means over samples.
+In: the loaders that the Trainer asks for, and the position of a checkpoint. Out: loaders that give
+each process its share from there on, and gradients that are weighted by the share. A loader that
+the user's hook asks for stays as it is. Next: ``data/`` shares the batches, ``mean_over.py`` weighs
+losses that are no means over samples.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,11 +25,11 @@ from harness.errors import UserError
 from harness.exact import mean_over as means
 from harness.processes.agreement import gather
 from harness.strategies.sync_batch_norm import sees_shares_alone
+from harness.upstream.hooks import on_request
 from harness.upstream.resume import position_in
 
 log = logging.getLogger(__name__)
 Shares = SharedBatchSampler | SharedStream
-SPLITS = ("train", "val", "test", "predict")
 
 
 class GlobalBatches(pl.Callback):
@@ -53,17 +54,26 @@ class GlobalBatches(pl.Callback):
         self.means: Any = None  # a Means, while a run trains
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Wrap the methods that make the loaders, of the data module, or else of the module."""
-        source = getattr(trainer, "datamodule", None) or pl_module
-        for split in SPLITS:
-            method = f"{split}_dataloader"
-            make = getattr(source, method)
-            is_taken = isinstance(make, partial) and make.func is shared_loaders
-            if not is_taken and is_overridden(method, source):
-                name = f"{type(source).__name__}.{method}"
-                seed = source.seed if isinstance(source, DataModule) else self.seed
-                shared = partial(shared_loaders, self, trainer, split, name, make, seed)
-                setattr(source, method, shared)
+        """Make the loaders that the Trainer asks for, of the data module, or else of the module."""
+        on_request(trainer, partial(self.make_loaders, trainer))
+
+    def make_loaders(
+        self, trainer: pl.Trainer, owner: Any, method: str, request: Callable[[], Any]
+    ) -> Any:
+        """Make the loaders of a split, and let each process read its share."""
+        name, split = f"{type(owner).__name__}.{method}", method.removesuffix("_dataloader")
+        every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
+        epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
+        with preserved_generators():  # a split that is drawn here is one for all ranks and splits
+            seed_generators(mix(self.seed, epoch))
+            made = request()
+        if made is None:
+            raise UserError(f"{name} returned nothing: return the loader that it makes.")
+        seed = owner.seed if isinstance(owner, DataModule) else self.seed
+        loaders = share(made, trainer, split, name, seed)
+        if split == "train":
+            self.begin(loaders)
+        return loaders
 
     def begin(self, loaders: Any) -> None:
         """Let the loaders that train begin where the run was stopped, or refuse other batches."""
@@ -165,23 +175,6 @@ class GlobalBatches(pl.Callback):
         self._go_on()  # where an author's hook has asked for the loaders before
 
 
-def shared_loaders(
-    callback: GlobalBatches, trainer: pl.Trainer, split: str, name: str, make: Any, seed: int
-) -> Any:
-    """Make the loaders of a split, and take them over."""
-    every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
-    epoch = trainer.current_epoch // every * every if every else 0  # at which they are made
-    with preserved_generators():  # a split that is drawn here is one for all processes and splits
-        seed_generators(mix(callback.seed, epoch))
-        made = make()
-    if made is None:
-        raise UserError(f"{name} returned nothing: return the loader that it makes.")
-    loaders = share(made, trainer, split, name, seed)
-    if split == "train":
-        callback.begin(loaders)
-    return loaders
-
-
 def shares_of(loader: Any) -> Shares | None:
     """Return the sampler or stream that shares the batches of a loader; ``None`` without one."""
     sharing = getattr(loader, "batch_sampler", None)
@@ -196,11 +189,14 @@ def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
     # Workers, which not every process needs to have, read ahead: as many batches are compared as
     # all have drawn.
     counts = zip(*gather(trainer, [len(s.sums) for s in samplers]), strict=True)
-    mine = [s.sums[min(drawn) - 1] for s, drawn in zip(samplers, counts, strict=True)]
+    mine = [
+        (s.settings()["num_samples"], s.sums[min(drawn) - 1])
+        for s, drawn in zip(samplers, counts, strict=True)
+    ]
     for sampler, sums in zip(samplers, zip(*gather(trainer, mine), strict=True), strict=True):
         if len({*sums}) > 1:
             raise UserError(
                 f"{sampler.name} draws other batches in each process, which would share "
-                "nothing.\nLet it draw from torch's, NumPy's or Python's generator, and the "
-                "same in all processes: the harness shares its batches."
+                "nothing.\nLeave the split by rank out: the harness splits each batch, which a "
+                "sampler draws from torch's, NumPy's or Python's generator, the same on all ranks."
             )

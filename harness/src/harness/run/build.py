@@ -39,6 +39,8 @@ from harness.run.optimizer_states import OptimizerStates
 from harness.run.targets import check_kinds, check_targets
 from harness.strategies import ddp
 from harness.upstream import precision, versions
+from harness.upstream.hooks import around_hooks
+from harness.upstream.one_rank import HOOKS, seen_as_one_rank
 from harness.upstream.step_overhead import spare_empty_calls
 from harness.watch.learning import Learning
 from harness.watch.objective import Objective
@@ -82,6 +84,7 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         trainer.strategy.__class__ = ddp.DDPStrategy
     take_over_launcher()
     spare_empty_calls(trainer)
+    around_hooks(trainer, [one for one in (model, data) if one], HOOKS, seen_as_one_rank)
     precision.clip_without_scaler(trainer)
     return trainer, model, data
 

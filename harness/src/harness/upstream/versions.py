@@ -57,6 +57,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (trainer._signal_connector, "register_signal_handlers"),
         (trainer._logger_connector, " ".join([*SEAMS, "should_update_logs"])),
         (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
+        (trainer.fit_loop, "_data_source"),
     ]
 
 
