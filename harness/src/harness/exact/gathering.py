@@ -110,14 +110,7 @@ class Gathering:
         if not self.has_global:
             return
         hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
-        original = getattr(self.module, hook)
-
-        def guarded() -> None:
-            del vars(self.module)[hook]
-            with NoCollectives(partial(refuse_gathering_again, hook)):
-                original()
-
-        vars(self.module)[hook] = guarded
+        vars(self.module)[hook] = partial(without_collectives, self.module, hook)
 
     def _packed(self, path: Path, values: list[Any]) -> bytes | None:
         """Pickle what the steps have appended; ``None`` if a list was cleared or cannot be sent."""
@@ -168,6 +161,13 @@ class Gathering:
         # Of several loaders the shares may differ in size, each in its own way.
         only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
         return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
+
+
+def without_collectives(module: pl.LightningModule, hook: str) -> None:
+    """Call a hook of a module once in the place of which this stands, and refuse collectives."""
+    del vars(module)[hook]
+    with NoCollectives(partial(refuse_gathering_again, hook)):
+        getattr(module, hook)()
 
 
 def refuse_gathering_again(hook: str) -> None:

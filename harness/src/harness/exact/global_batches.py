@@ -94,6 +94,16 @@ class GlobalBatches(pl.Callback):
                     )
         self.loaded = [] if self.sharing else self.loaded
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let hooks draw the same on all ranks, such as the order of a loader that they ask for."""
+        seed_generators(mix(self.seed, trainer.current_epoch, -1))
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let hooks draw the same on all ranks, and after each training of a test."""
+        seed_generators(mix(self.seed, trainer.global_step * trainer.validating, -2))
+
+    on_test_epoch_end = on_validation_epoch_end
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
         self.batches_per_step = int(trainer.accumulate_grad_batches)  # of which a batch was split
@@ -142,6 +152,7 @@ class GlobalBatches(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
+        seed_generators(mix(self.seed, trainer.current_epoch, -3))
         self.means.warn_of_lost()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
