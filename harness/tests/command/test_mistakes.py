@@ -47,6 +47,7 @@ MISTAKES = {
     "name=../x": "without '..'",
     "strategy=ddp trainer.num_nodes=2": "or torchrun or srun",
     "strategy=ddp trainer.devices=2 data.batch_size=1": "Use data.batch_size=2 or more",
+    "trainer.val_check_interval=00:10:00": "a number, 0.0 to 1.0 or null",
     "test=perhaps": "must be true or false",
     "trainer.deterministic=no": "write true or false",
     "seed=${nope}": "nope",

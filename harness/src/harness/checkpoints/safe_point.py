@@ -27,6 +27,7 @@ from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import Signals
+from harness.processes.stopping import Stopping
 from harness.upstream import callbacks_of, resume
 from harness.upstream.precision import double_before_loading
 
@@ -50,6 +51,7 @@ class SafePoint(pl.Callback):
         every_n_steps: write one whenever the number of steps passes a multiple of this.
         every_minutes: and when this much time has passed since the last.
         num_kept: how many stay; two, so that a damaged one costs only a little time.
+        saves: write any; without it the run answers signals and stops all ranks together.
     """
 
     def __init__(
@@ -58,13 +60,15 @@ class SafePoint(pl.Callback):
         every_n_steps: int | None = None,
         every_minutes: float | None = None,
         num_kept: int = 2,
+        saves: bool = True,
     ) -> None:
-        self.folder, self.num_kept = folder, num_kept
+        self.folder, self.num_kept, self.saves = folder, num_kept, saves
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
         self.logs, self.signals, self.attributes = Logs(folder.parent), Signals(), Attributes()
         self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
         self.agreement: Any = None  # an Agreement, while a run trains
+        self.stopping: Any = None  # a Stopping, from the first step on
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
@@ -145,6 +149,7 @@ class SafePoint(pl.Callback):
                 self.attributes.look_before_epoch(trainer)
                 resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
+        self.stopping = Stopping(trainer, self.agreement.group)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -159,14 +164,15 @@ class SafePoint(pl.Callback):
                 self.attributes.put_back(trainer, self.loaded["attributes"])
                 logged.restore_of_this_rank(trainer, self.loaded["each_rank"])
             self.loaded = {}
-        is_due, signum = 0, 0
+        is_due, signum, stopping = 0, 0, self.stopping
         answer = self.agreement.ask(
             time.monotonic() - self.saved_time >= self.every_seconds,
             self.signals.received,
             self.validation_seconds > LONG_SECONDS,
+            stopping.is_wanted,
         )
         if answer is not None:
-            is_due, signum, self.validates_long = answer
+            is_due, signum, self.validates_long, stopping.is_voted = answer
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
         is_due |= self.validates_long and resume.validation_follows(trainer, batch_idx)
@@ -191,6 +197,7 @@ class SafePoint(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end: a run with more epochs goes on from here."""
+        self.stopping.remove(trainer)
         self._save(trainer, is_end=True)
         self.signals.wait_for_step = False  # from now on a signal is answered at once
         if signum := max(gather(trainer, self.signals.received, self.agreement.group)):
@@ -216,7 +223,7 @@ class SafePoint(pl.Callback):
     on_exception = teardown
 
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
-        if (step := trainer.global_step) == self.saved_step and not is_end:
+        if not self.saves or ((step := trainer.global_step) == self.saved_step and not is_end):
             return
         for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
             getattr(logger, OF_FILES, logger.save)()
@@ -263,9 +270,9 @@ class SafePoint(pl.Callback):
             step = trainer.global_step
             is_saved = lookup.path_of(self.folder, step).exists()  # there is none before step 1
             log.warning(
-                "%s: %s step %d. Go on with resume=%s",
+                "%s: %s step %d. %s",
                 *(signal.Signals(signum).name, "saved" if is_saved else "not saved at", step),
-                self.folder.parent,
+                f"Go on with resume={self.folder.parent}" if self.saves else "checkpoint=null.",
             )
         trainer.strategy.barrier()
         raise AgreedExit(128 + signum)

@@ -203,8 +203,10 @@ def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         note = partial(record.note_training, Path(cfg.run_dir))
         own += [OptimizerStates(), pl.callbacks.LambdaCallback(on_train_start=note)]
     own += [Speed(*map(cfg.get, SWITCHES)), *freezing]
-    if is_kept and cfg.checkpoint is not None:
-        settings = {key: cfg.checkpoint[key] for key in SAFE_POINT if key in cfg.checkpoint}
-        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings))
+    if is_kept:
+        given = cfg.checkpoint or {}
+        settings = {key: given[key] for key in SAFE_POINT if key in given}
+        saves = cfg.checkpoint is not None
+        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings, saves=saves))
     own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck()]
     return [*own, Learning(), Objective()] if is_training else own

@@ -169,7 +169,7 @@ def before_reading(trainer: pl.Trainer, *functions: Callable[[pl.Trainer], None]
     """Call functions before Lightning reads what was logged; without any, do so no more.
 
     They are called at a batch's end, when the values of an epoch's steps (or of a loader of an
-    evaluation) are complete, and after the hooks at an epoch's end.
+    evaluation) are complete, and after the hooks at an epoch's end. The latest are called first.
     """
     connector: Any = trainer._logger_connector
 
@@ -177,7 +177,7 @@ def before_reading(trainer: pl.Trainer, *functions: Callable[[pl.Trainer], None]
         function(trainer)
         original()
 
-    for name in SEAMS:
+    for name in () if functions else SEAMS:
         vars(connector).pop(name, None)
     for name, function in zip(SEAMS, functions, strict=False):
         vars(connector)[name] = partial(both, function, getattr(connector, name))
