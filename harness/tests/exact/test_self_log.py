@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch.distributed import all_reduce
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
-from harness.exact import self_log
+from harness.exact import gathering, self_log
 from harness.exact.evaluation import ExactEvaluation
 from harness.run.train import close_process_group
 from tests.strategy_runs import in_processes
@@ -67,7 +69,7 @@ def fit(module: pl.LightningModule) -> None:
     small_trainer(2, max_epochs=1, num_sanity_val_steps=0).fit(module)
 
 
-def refused(kind: type[Module], said: str, ranks: tuple[int, ...]) -> None:
+def refused(kind: Callable[[], Module], said: str, ranks: tuple[int, ...]) -> None:
     with pytest.raises(UserError if int(os.environ["LOCAL_RANK"]) in ranks else Exception) as error:
         fit(kind())
     assert int(os.environ["LOCAL_RANK"]) not in ranks or said in str(error.value)
@@ -87,6 +89,65 @@ def tells() -> None:
     assert is_told == (os.environ["LOCAL_RANK"] == "0")
     assert not any("rare" in line for line in told)
     close_process_group()
+
+
+class Pads(Module):
+    """Its last batch has one sample: rank 1 computes that of rank 0, with weight 0."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seen = how, 0
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        number = torch.tensor(float(len(batch[0])))
+        if self.how == "all_reduce":
+            all_reduce(number)
+        if self.how == "all_gather":
+            number = self.all_gather(number).sum()
+        if self.how == "rows":
+            self.all_gather(batch[0])
+        self.seen += int(number)
+        self.log("samples", float(len(batch[0])), reduce_fx="sum", on_step=False, on_epoch=True)
+        return self.net(batch[0]).mean()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.arange(9.0).unsqueeze(1)), batch_size=4)
+
+
+class ByHand(Pads):
+    """Calls backward itself, in which DDP reduces gradients."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss) if self.how == "lightning" else loss.backward()
+        self.optimizers().step()
+
+
+def pads(kind: type[Pads], how: str, is_warned: bool) -> None:
+    told = list[str]()
+    gathering.log.warning = lambda text, *args: told.append(text % args)  # type: ignore[method-assign]
+    module = kind(how)
+    trainer = small_trainer(2, max_epochs=2, limit_val_batches=0)
+    trainer.fit(module)
+    is_padded = os.environ["LOCAL_RANK"] == "1"
+    assert ["rank 1 has no sample" in line for line in told] == [True] * (is_warned and is_padded)
+    assert module.seen == 2 * 10 or not is_warned
+    assert trainer.callback_metrics["samples"] == 9
+    close_process_group()
+
+
+def test_a_sample_that_a_rank_computes_as_padding_is_not_silently_counted() -> None:
+    """A value that is logged counts it once; a user's own collective counts it once more."""
+    for how in ("all_reduce", "all_gather"):
+        in_processes(2, pads, Pads, how, True)
+    for how in ("lightning", "torch"):
+        in_processes(2, pads, ByHand, how, False)
+    in_processes(2, refused, partial(Pads, "rows"), "they have (1, 1), no sample", (0, 1))
 
 
 def test_a_value_of_the_first_process_alone_is_told() -> None:

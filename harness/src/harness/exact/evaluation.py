@@ -20,6 +20,7 @@ from harness.exact.gathering import Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
+from harness.strategies.sync_batch_norm import SyncBatchNorm
 from harness.upstream.logged_values import (
     LoggedValue,
     Pair,
@@ -74,7 +75,8 @@ class ExactEvaluation(pl.Callback):
         """Announce the batch; before padding, remember what all metrics have counted."""
         sharing = shares_running(trainer, dataloader_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
-        if sharing is not None and sharing.is_padding(batch_idx):
+        SyncBatchNorm.is_padding = sharing is not None and sharing.is_padding(batch_idx)
+        if SyncBatchNorm.is_padding:
             num_samples = 0
             self.before = [(metric, metric_counts(metric)) for metric in metrics_of(pl_module)]
         self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
@@ -94,7 +96,7 @@ class ExactEvaluation(pl.Callback):
     def _end_batch(self, trainer: pl.Trainer) -> None:
         for metric, counts in self.before:
             restore_metric(metric, counts, trainer.strategy.root_device)
-        self.before = []
+        self.before, SyncBatchNorm.is_padding = [], False
         self.self_log.end_batch()
         if self.gathering is not None:
             self.gathering.end_batch()

@@ -5,10 +5,11 @@ evaluation's step has a batch that one process would have, and some processes ha
 So nothing is sent within a step, and lists are gathered at the end, before the module reads them.
 """
 
+import logging
 import pickle
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
+from itertools import dropwhile
 from traceback import walk_stack
 from typing import Any, NamedTuple
 
@@ -24,8 +25,11 @@ from harness.exact.global_batches import Shares, shares_of
 from harness.processes.agreement import gather
 from harness.upstream.processes import NoCollectives
 
-METHODS = ("all_gather", "validation_step", "test_step")  # of a strategy, replaced during a run
+log = logging.getLogger(__name__)
+# Of a strategy, replaced during a run.
+METHODS = ("all_gather", "training_step", "validation_step", "test_step")
 LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # know what they gather
+OF_FSDP = ("torch.distributed.fsdp", "torch.distributed._composable")
 FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that are not the author's
 
 Path = tuple[str, Any]  # an attribute, and the key in it where it is a dict of lists
@@ -48,6 +52,8 @@ class Gathering:
         self.batch_idx: int | None = None  # of the running training batch
         self.has_global = False  # this process already has what all of them would gather
         self.is_alone = False  # other processes have no batch in this turn
+        self.is_padding = False  # this rank has no sample of the training batch
+        self.has_warned = False
         self.original, *steps = (getattr(trainer.strategy, name) for name in METHODS)
         replaced = [self.all_gather, *(partial(self._step, step) for step in steps)]
         vars(trainer.strategy).update(zip(METHODS, replaced, strict=True))
@@ -67,6 +73,7 @@ class Gathering:
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
         self.has_global = self.is_alone = False
+        self.is_padding = is_training and sharing is not None and sharing.is_padding(batch_idx)
         if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.is_round_robin:
             is_last = len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks  # and not full
             is_split = is_last and (sharing.splits_last or batch_idx == 0)
@@ -78,7 +85,7 @@ class Gathering:
 
     def end_batch(self) -> None:
         """Gather from all processes again what is gathered after a batch and its hooks."""
-        self.has_global, self.batch_idx = False, None
+        self.has_global, self.is_padding, self.batch_idx = False, False, None
 
     def gather_lists(self) -> None:
         """Gather what the module has collected, and let its hook at the end gather nothing."""
@@ -125,8 +132,31 @@ class Gathering:
             return None
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with NoCollectives(self._refuse_collective) if self.is_alone else nullcontext():
-            return original(*args, **kwargs)
+        if self.is_alone or self.is_padding:
+            look = self._refuse_collective if self.is_alone else self._look_at_collective
+            with NoCollectives(look):
+                return original(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    def _look_at_collective(self) -> None:
+        names = [frame.f_globals["__name__"] for frame, _ in walk_stack(None)]
+        caller = next(n for n in dropwhile(is_harness, names) if n.partition(".")[0] != "torch")
+        # In manual optimisation a backward reduces gradients, and fsdp's layers gather parameters.
+        is_of_strategy = any(n.startswith(("torch.autograd.graph", *OF_FSDP)) for n in names)
+        if not (is_of_strategy or is_harness(caller) or caller.partition(".")[0] in LIBRARIES):
+            self._warn_of_padding()
+
+    def _warn_of_padding(self) -> None:
+        if not self.has_warned:
+            log.warning(
+                "training_step calls a collective of its own (of torch.distributed, "
+                "self.all_gather, or in a layer such as SyncBatchNorm), and rank %d has no sample "
+                "of this batch: it computes one of another rank, which is counted twice. Use "
+                "drop_last=True, or a batch size that leaves a sample for each rank. self.log, "
+                "mean_over, sum_over and torchmetrics count each sample once.",
+                self.trainer.global_rank,
+            )
+        self.has_warned = True
 
     def _refuse_collective(self) -> None:
         step = "test_step" if self.trainer.testing else "validation_step"
@@ -145,7 +175,10 @@ class Gathering:
         if self.has_global:
             return tensor
         if not self._is_even() and group in (None, dist.group.WORLD):
-            shapes = gather(self.trainer, tuple(tensor.shape))
+            if self.is_padding and not tensor.ndim:
+                self._warn_of_padding()
+            own = "no sample" if self.is_padding and tensor.ndim else tuple(tensor.shape)
+            shapes = gather(self.trainer, own)
             if any(shape != shapes[0] for shape in shapes):
                 raise UserError(
                     "self.all_gather needs one shape in all processes, and they have "
@@ -168,6 +201,11 @@ def without_collectives(module: pl.LightningModule, hook: str) -> None:
     del vars(module)[hook]
     with NoCollectives(partial(refuse_gathering_again, hook)):
         getattr(module, hook)()
+
+
+def is_harness(name: str) -> bool:
+    """Return whether a module is part of the harness, which counts padding as no sample."""
+    return name.partition(".")[0] == "harness"
 
 
 def refuse_gathering_again(hook: str) -> None:

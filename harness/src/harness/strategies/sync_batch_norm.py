@@ -29,6 +29,8 @@ ACCUMULATED = (
 class SyncBatchNorm(nn.BatchNorm1d):
     """Adds sums up over the processes, which may hold different numbers of samples."""
 
+    is_padding = False  # set for the whole class where this rank has no sample of a batch
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (B, C, ...) per channel."""
         mean, variance = self.running_mean, self.running_var
@@ -38,10 +40,11 @@ class SyncBatchNorm(nn.BatchNorm1d):
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims, shape = [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
         size_here = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
-        sums: Tensor = _Sum.apply(torch.cat([input.sum(dims), size_here]))  # type: ignore[no-untyped-call]
+        counts = float(not self.is_padding)  # by which this rank's samples count
+        sums: Tensor = _Sum.apply(counts * torch.cat([input.sum(dims), size_here]))  # type: ignore[no-untyped-call]
         centre, size = sums[:-1] / sums[-1], sums[-1].detach()
         centred = input - centre.view(shape)
-        spread: Tensor = _Sum.apply(centred.square().sum(dims)) / size  # type: ignore[no-untyped-call]
+        spread: Tensor = _Sum.apply(counts * centred.square().sum(dims)) / size  # type: ignore[no-untyped-call]
         if mean is not None and variance is not None:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
