@@ -60,6 +60,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     result = command("train.py", *words)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("test/accuracy") == result.stdout.count("train: ") == 1
+    assert "64 samples (train_dataloader), at most 32 at once on each of 2 ranks" in result.stdout
     with (only(tmp_path / "default") / "metrics.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file) if row["train/loss"]]
     assert len(steps) == len({*steps})

@@ -199,6 +199,8 @@ def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
     is_training = "resume" in cfg
     is_kept = is_training and not cfg.trainer.fast_dev_run
     own: list[pl.Callback] = [GlobalBatches(cfg.seed)]
+    if is_training:
+        own.append(pl.callbacks.LambdaCallback(on_train_start=summary.show_batch))
     if is_kept:
         note = partial(record.note_training, Path(cfg.run_dir))
         own += [OptimizerStates(), pl.callbacks.LambdaCallback(on_train_start=note)]

@@ -21,7 +21,7 @@ from rich.markup import escape
 from torch.nn.parameter import UninitializedParameter
 
 from harness import record
-from harness.data.datamodule import DataModule
+from harness.data.loaders import leaves
 from harness.files import write_durably
 from harness.names import shown
 from harness.upstream import callbacks_of
@@ -33,12 +33,7 @@ LAST_WEIGHTS = "tested_last_weights"
 
 
 @rank_zero_only
-def show_start(
-    cfg: DictConfig,
-    trainer: pl.Trainer,
-    model: pl.LightningModule,
-    data: pl.LightningDataModule | None,
-) -> None:
+def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) -> None:
     """Show what runs where, and which checkpoint it resumes."""
     num_processes, device = trainer.world_size, trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -52,12 +47,26 @@ def show_start(
         "precision": str(trainer.precision),
         "parameters": f"{num:,}" + f", of which {num_trained:,} are trained" * (num > num_trained),
     }
-    if isinstance(data, DataModule):  # in other classes the name may mean something else
-        share = f", at most {math.ceil(data.batch_size / num_processes)} in each process"
-        rows["batch"] = f"{data.batch_size} samples" + share * (num_processes > 1)
     if cfg.resume is not None:
         rows["goes on from"] = shown(Path(cfg.resume).resolve())
     show(rows)
+
+
+@rank_zero_only
+def show_batch(trainer: pl.Trainer, *_: Any) -> None:
+    """Show the samples of an optimizer step over all ranks, once the loaders are made."""
+    batches = [getattr(one, "batch_sampler", None) for one in leaves(trainer.train_dataloader)]
+    sizes = [getattr(getattr(one, "batches", one), "batch_size", None) for one in batches]
+    num_samples = " + ".join(str(size or "?") for size in sizes)
+    num_ranks, num_micro_batches = trainer.world_size, int(trainer.accumulate_grad_batches)
+    text = f"{num_samples} samples (train_dataloader)"
+    if num_ranks * num_micro_batches > 1 and all(sizes):
+        most = sum(math.ceil(size / num_ranks / num_micro_batches) for size in sizes)
+        text += f", at most {most} at once"
+        text += f" on each of {num_ranks} ranks" * (num_ranks > 1)
+        how = f", with trainer.accumulate_grad_batches={num_micro_batches}"
+        text += how * (num_micro_batches > 1)
+    show({"batch": text})
 
 
 @rank_zero_only

@@ -42,7 +42,7 @@ def train(cfg: DictConfig) -> None:
     if reason := missing(["train_dataloader"], model, data):
         raise UserError(f"There is nothing to train on: {reason}.")
     with user_errors(cfg), leaving_together():
-        show_start(cfg, trainer, model, data)
+        show_start(cfg, trainer, model)
         if cfg.resume is None:
             if global_rank() == 0:
                 Logs(Path(cfg.run_dir)).rewind()  # of a start that reached no checkpoint
