@@ -92,5 +92,8 @@ def read_yaml(path: Path) -> str:
 
 def best_checkpoint(run_dir: Path) -> Path | None:
     """Find the checkpoint that a run has tested, or the last one of a run that kept no best."""
-    paths = [run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    results, names = run_dir / "results.json", ["best.ckpt", "last.ckpt"]
+    if results.is_file() and "tested_last_weights" in results.read_text():
+        names.reverse()
+    paths = [run_dir / "checkpoints" / name for name in names]
     return next((path for path in paths if path.is_file()), None)

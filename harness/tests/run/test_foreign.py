@@ -53,7 +53,9 @@ def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
 
 def test_start_shows_the_batch_that_a_step_takes(words, capsys) -> None:
     train(*words("Silent", "TrainOnly", "trainer.accumulate_grad_batches=2"))
-    shown = "8 samples (train_dataloader), at most 4 at once, with trainer.accumulate_grad_batches=2"
+    shown = (
+        "8 samples (train_dataloader), at most 4 at once, with trainer.accumulate_grad_batches=2"
+    )
     assert shown in capsys.readouterr().out
 
 

@@ -34,6 +34,14 @@ class Harm(pl.Callback):
         flip(Path(trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
 
 
+class Halves(pl.Callback):
+    """Halves the weights at the end of the training."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for weight in pl_module.parameters():
+            weight.data *= 0.5
+
+
 class Scaled(WithLoaders):
     """Computes with numbers that training has changed, and that are no weights."""
 
@@ -79,7 +87,7 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     assert run.results["test_loss"] == loss_of(run, "last.ckpt")
     assert run.results["test_loss"] < loss_of(run, "step_3.ckpt")
     screen = capsys.readouterr()
-    assert "of the last weights: there is no best checkpoint" in screen.out
+    assert "of the last weights" in screen.out
     log = (run.folder / "run.log").read_text()
     for said in (screen.err, log):
         assert "best.ckpt is lost: " in said
@@ -98,6 +106,36 @@ def test_what_is_tested_has_the_numbers_that_it_had_with_these_weights(tmp_path:
     assert module.scale == run.results["test_scale"] == 1 + 4  # the first of three epochs
     assert module.center.sum() == run.results["test_center"]
     assert not module.seen  # a collection begins anew
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    last: Any = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return last["state_dict"]
+
+
+def test_weights_that_hooks_set_at_the_end_are_saved_and_tested(
+    trained: Run, tmp_path: Path
+) -> None:
+    words = [*training(tmp_path), f"+callbacks.halves._target_={__name__}.Halves"]
+    run = train(*words)
+    assert run.checkpoint.name == "last.ckpt"
+    torch.testing.assert_close(weights(run), {n: w / 2 for n, w in weights(trained).items()})
+    tested = run.results["test_loss"]
+    assert tested == loss_of(run, "last.ckpt") == evaluate(run.folder).results["test_loss"]
+    assert "Hooks have set the weights in on_train_end" in (run.folder / "run.log").read_text()
+    (run.folder / "results.json").unlink()  # as if it was killed in the test
+    again = train(*words, "resume=auto")
+    assert again.folder == run.folder
+    assert (again.results["test_loss"], again.checkpoint) == (tested, run.checkpoint)
+
+
+def test_lightning_s_average_of_weights_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    average = "{_target_: pytorch_lightning.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}"
+    run = train(*training(tmp_path), f"+callbacks.swa={average}")
+    last: Any = torch.load(run.checkpoint, weights_only=True)
+    state = last["callbacks"]["StochasticWeightAveraging"]["average_model_state"]
+    torch.testing.assert_close(last["state_dict"], state, rtol=0, atol=0)
+    assert run.results["test_loss"] == loss_of(run, "last.ckpt")
 
 
 def test_damaged_weights_are_refused_and_those_without_checksums_taken(trained: Run) -> None:

@@ -18,7 +18,7 @@ from pytorch_lightning import callbacks
 
 from harness.checkpoints import logged, lookup
 from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.owners import MACHINERY, package
+from harness.checkpoints.hooks import begins_epochs, changes_weights_at_end, norms
 from harness.checkpoints.reading import ATTRIBUTES, FORMAT
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import AgreedExit
@@ -71,6 +71,7 @@ class SafePoint(pl.Callback):
         self.stopping: Any = None  # a Stopping, from the first step on
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
+        self.are_weights_new = False  # hooks at the end of training have set them
         self.saved_since_asked = False  # votes from before the last checkpoint are out of date
         self.validation_seconds = math.inf  # not known before the first one
         self.validates_long = 1  # whether one process or more found that it takes long
@@ -121,7 +122,7 @@ class SafePoint(pl.Callback):
         """Arrange for the place in the epoch to be restored after all hooks at the start."""
         self.signals.wait_for_step = self.has_begun = True
         self._cut_logs(trainer)
-        resume.after_start_hooks(trainer, partial(self._begin_epochs, trainer))
+        resume.after_hooks(trainer, "on_train_start", partial(self._begin_epochs, trainer))
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
@@ -196,8 +197,20 @@ class SafePoint(pl.Callback):
             self.validation_seconds = time.monotonic() - self.validation_started
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end: a run with more epochs goes on from here."""
+        """Save the end, with the weights that hooks set there: a longer run goes on from here."""
         self.stopping.remove(trainer)
+        if not changes_weights_at_end(trainer):
+            self._end(trainer)
+            return
+        before = norms(pl_module)
+
+        def end() -> None:
+            self.are_weights_new = norms(pl_module) != before
+            self._end(trainer)
+
+        resume.after_hooks(trainer, "on_train_end", end)
+
+    def _end(self, trainer: pl.Trainer) -> None:
         self._save(trainer, is_end=True)
         self.signals.wait_for_step = False  # from now on a signal is answered at once
         if signum := max(gather(trainer, self.signals.received, self.agreement.group)):
@@ -211,6 +224,7 @@ class SafePoint(pl.Callback):
             else:
                 trainer.limit_val_batches = self.limit_val_batches
             self.attributes.put_back(trainer, self.loaded["attributes"])
+            self.are_weights_new |= self.loaded.get("are_weights_new", False)
             for callback in callbacks_of(trainer):
                 if isinstance(callback, callbacks.WeightAveraging):
                     callback.on_train_end(trainer, pl_module)
@@ -256,6 +270,7 @@ class SafePoint(pl.Callback):
         checkpoint["safe_point"] = {
             "format": FORMAT,
             "step": trainer.global_step,
+            "are_weights_new": self.are_weights_new,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
             "all_ranks": logged.of_all_ranks(trainer),
@@ -276,14 +291,3 @@ class SafePoint(pl.Callback):
             )
         trainer.strategy.barrier()
         raise AgreedExit(128 + signum)
-
-
-def begins_epochs(callback: pl.Callback) -> bool:
-    """Return whether a callback's hook at an epoch's start must run again on resume inside one.
-
-    A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
-    give the optimizer its parameters a second time.
-    """
-    stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
-    hook = type(callback).on_train_epoch_start
-    return isinstance(callback, stock) or package(hook) not in MACHINERY

@@ -22,13 +22,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness import record
 from harness.data.loaders import leaves
-from harness.files import write_durably
+from harness.files import best_checkpoint, write_durably
 from harness.names import shown
 from harness.upstream import callbacks_of
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
-# In results.json if there was no best checkpoint, or it was lost: the last weights were tested.
+# In results.json if the last weights were tested: there was no best checkpoint, it was lost, or a
+# hook has set other weights in on_train_end.
 LAST_WEIGHTS = "tested_last_weights"
 
 
@@ -56,7 +57,9 @@ def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) 
 def show_batch(trainer: pl.Trainer, *_: Any) -> None:
     """Show the samples of an optimizer step over all ranks, once the loaders are made."""
     batches = [getattr(one, "batch_sampler", None) for one in leaves(trainer.train_dataloader)]
-    sizes = [getattr(getattr(one, "batches", one), "batch_size", None) for one in batches]
+    sizes: list[Any] = [
+        getattr(getattr(one, "batches", one), "batch_size", None) for one in batches
+    ]
     num_samples = " + ".join(str(size or "?") for size in sizes)
     num_ranks, num_micro_batches = trainer.world_size, int(trainer.accumulate_grad_batches)
     text = f"{num_samples} samples (train_dataloader)"
@@ -88,7 +91,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
     if LAST_WEIGHTS in metrics:
-        results.append("of the last weights: there is no best checkpoint")
+        results.append("of the last weights")
     rows = {"result": ", ".join(results)} if results else {}
     if reason:
         rows["stopped early"] = reason
@@ -97,8 +100,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     rows["folder"] = shown(run_dir)
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"tensorboard --logdir {quote(shown(run_dir.parent))}"
-    checkpoint = run_dir / "checkpoints" / "best.ckpt"
-    if checkpoint.exists():
+    if checkpoint := best_checkpoint(run_dir):
         rows["weights only"] = f"python scripts/convert_checkpoint.py {quote(shown(checkpoint))}"
     show(rows)
 

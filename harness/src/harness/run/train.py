@@ -20,6 +20,7 @@ from harness import record
 from harness.checkpoints.attributes import restore_numbers
 from harness.checkpoints.lookup import link, verified
 from harness.checkpoints.reading import read_model, unreadable
+from harness.checkpoints.safe_point import SafePoint
 from harness.data import facts
 from harness.errors import AgreedExit, UserError
 from harness.knobs import trackers
@@ -30,6 +31,7 @@ from harness.processes.launcher import global_rank
 from harness.run.build import build, make, seed, user_errors
 from harness.run.summary import LAST_WEIGHTS, finish, scalars, show, show_start
 from harness.run.targets import check_targets
+from harness.upstream import callbacks_of
 
 log = logging.getLogger(__name__)
 BEST = "best.ckpt"
@@ -165,7 +167,16 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
         return None
     best = Path(path)
     is_whole = trainer.strategy.broadcast(trainer.is_global_zero and link_best(best))
+    if are_weights_new(trainer):
+        if trainer.is_global_zero:
+            log.warning("Hooks have set the weights in on_train_end: the results are of these.")
+        return None
     return best if is_whole else None
+
+
+def are_weights_new(trainer: pl.Trainer) -> bool:
+    """Return whether hooks at the end of training, of whichever start, have set other weights."""
+    return any(isinstance(c, SafePoint) and c.are_weights_new for c in callbacks_of(trainer))
 
 
 def link_best(best: Path) -> bool:

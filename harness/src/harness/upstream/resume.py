@@ -80,17 +80,20 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
     return any((first + i) % every == 0 for i in range(1, batches + 1))
 
 
-def after_start_hooks(trainer: pl.Trainer, function: Callable[[], None]) -> None:
-    """Call a function after all ``on_train_start``, before an epoch begins or a batch is read."""
-    strategy: Any = trainer.strategy
-    original = strategy.on_train_start
+def after_hooks(trainer: pl.Trainer, hook: str, function: Callable[[], None]) -> None:
+    """Call a function once, when callbacks, module and strategy have had this hook.
 
-    def on_train_start() -> None:
-        strategy.on_train_start = original
+    After ``on_train_start`` no epoch has begun, and no batch is read.
+    """
+    strategy: Any = trainer.strategy
+    original = getattr(strategy, hook)
+
+    def last() -> None:
+        setattr(strategy, hook, original)
         original()
         function()
 
-    strategy.on_train_start = on_train_start
+    setattr(strategy, hook, last)
 
 
 def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
