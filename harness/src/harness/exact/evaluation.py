@@ -6,11 +6,13 @@ read. What that hook logs must be the same in every process.
 """
 
 import logging
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 from torchmetrics import Metric
 
 from harness.data.batches import Batch
@@ -104,7 +106,7 @@ class ExactEvaluation(pl.Callback):
     def _end_loader(self, trainer: pl.Trainer) -> None:
         self.self_log.combine()
         if trainer.world_size > 1:
-            even_out(trainer, metrics_of(trainer.lightning_module))
+            align(trainer, metrics_of(trainer.lightning_module))
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather what the module has collected, before its own hook reads it."""
@@ -190,14 +192,34 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
     return [one for one in held if isinstance(one, Metric)]
 
 
-def even_out(trainer: pl.Trainer, metrics: list[Metric]) -> None:
-    """Append empty tensors to lists of metrics where a process has had a batch less.
+def align(trainer: pl.Trainer, metrics: list[Metric]) -> None:
+    """Give states of metrics one type in all ranks, and their lists one length.
 
-    Some metrics, of retrieval for example, gather the tensors of their lists one by one.
+    A metric changes its type during an update in 64 or 16 bits, and a rank may have had fewer or
+    no updates: the collectives of gloo end the process where types differ. Some metrics, of
+    retrieval for example, gather the tensors of their lists one by one.
     """
-    states = (state for metric in metrics for state in metric.metric_state.values())
-    lists = [state for state in states if isinstance(state, list)]
-    lengths_of_all = gather(trainer, [*map(len, lists)]) if lists else []
-    for state, lengths in zip(lists, zip(*lengths_of_all, strict=True), strict=True):
-        last = state[-1] if state else torch.zeros(0, device=trainer.strategy.root_device)
-        state += [last.new_zeros(0, *last.shape[1:])] * (max(lengths) - len(state))
+    states = [(metric, name) for metric in metrics for name in metric.metric_state]
+    mine = [described(getattr(metric, name)) for metric, name in states]
+    everyone = gather(trainer, mine) if states else []
+    for (metric, name), found in zip(states, zip(*everyone, strict=True), strict=True):
+        state = getattr(metric, name)
+        kinds = [(dtype, shape) for _, dtype, shape in found if dtype is not None]
+        if not kinds:
+            continue  # lists that are empty in all ranks
+        dtype = reduce(torch.promote_types, (dtype for dtype, _ in kinds))
+        if isinstance(state, Tensor):
+            setattr(metric, name, state.to(dtype))
+            continue
+        empty = torch.zeros(0, *kinds[0][1], dtype=dtype, device=trainer.strategy.root_device)
+        state[:] = [tensor.to(dtype) for tensor in state]
+        state += [empty] * (max(length for length, *_ in found) - len(state))
+
+
+def described(state: Any) -> tuple[int, torch.dtype | None, torch.Size]:
+    """Return the length of a list of tensors, and the type and the rows' shape of tensors."""
+    if isinstance(state, Tensor):
+        return 0, state.dtype, state.shape[1:]
+    if not state or not isinstance(state[-1], Tensor):  # of detection's masks, for example
+        return 0, None, torch.Size()
+    return len(state), state[-1].dtype, state[-1].shape[1:]
