@@ -60,6 +60,24 @@ class Scaled(WithLoaders):
         return super().test_step(batch, batch_idx)
 
 
+class Adapted(WithLoaders):
+    """Trains an adapter, and saves it alone: what it adapts is made by the constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strict_loading = False
+        self.adapter, self.net.weight.data = torch.nn.Linear(5, 1), torch.ones(1, 5)
+        self.net.requires_grad_(False)
+        torch.nn.init.zeros_(self.net.bias)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return (self.net(batch[0]) + self.adapter(batch[0]) - batch[1]).square().mean()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        weights = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in weights.items() if name.startswith("adapter")}
+
+
 def training(folder: Path, model: str = "tests.run.foreign.WithLoaders") -> list[str]:
     """A training whose best weights, those of the largest loss, are its first."""
     words = write_conf(folder, model=f"_target_: {model}\n")
@@ -106,6 +124,26 @@ def test_what_is_tested_has_the_numbers_that_it_had_with_these_weights(tmp_path:
     assert module.scale == run.results["test_scale"] == 1 + 4  # the first of three epochs
     assert module.center.sum() == run.results["test_center"]
     assert not module.seen  # a collection begins anew
+
+
+def test_what_a_module_lets_checkpoints_lack_is_not_asked_for(tmp_path: Path) -> None:
+    """Neither in the test, nor later, from Python, or on resume."""
+    run = train(*training(tmp_path, f"{__name__}.Adapted"))
+    assert [*weights(run)] == ["adapter.weight", "adapter.bias"]
+    assert evaluate(run.checkpoint).results.items() <= run.results.items()
+    assert torch.equal(load_run(run.folder).model.net.weight, torch.ones(1, 5))
+    (run.folder / "results.json").unlink()  # as if it was killed in the test
+    again = train(*training(tmp_path, f"{__name__}.Adapted"), "resume=auto")
+    assert again.results["test_loss"] == run.results["test_loss"]
+
+
+def test_pruned_weights_are_tested(tmp_path: Path) -> None:
+    """While it trains, a pruned weight is an attribute, which a checkpoint keeps as a number."""
+    prune = "pruning_fn: l1_unstructured, amount: 0.5, parameter_names: [weight]"
+    prune = f"{{_target_: pytorch_lightning.callbacks.ModelPruning, {prune}}}"
+    run = train(*training(tmp_path), f"+callbacks.prune={prune}", "mode=min")
+    assert int((load_run(run.folder).model.net.weight == 0).sum()) == 4
+    assert evaluate(run.checkpoint).results.items() <= run.results.items()
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

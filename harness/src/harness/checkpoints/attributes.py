@@ -181,9 +181,12 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
     """
     found: dict[str, Any] = {**parts_of(module), "module hparams": module.hparams}
     unpacker = Unpacker(device)
+    # Pruning makes a tensor of a parameter, and at the end of training a parameter of the tensor.
+    weights = {f"module.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
     for name, node in saved["each"][0].items():
         value = unpacker.unpack(node)
-        if name[0] in found and (type(value) in SCALARS or isinstance(value, NUMERIC)):
+        is_number = type(value) in SCALARS or isinstance(value, NUMERIC)
+        if is_number and name[0] in found and ".".join(name) not in weights:
             set_value(module, found, name, value)
 
 

@@ -139,7 +139,7 @@ def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> 
             "Name the run's folder: checkpoint=<run>."
         ) from error
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, strict=model.strict_loading)
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).strip().splitlines()[:2])
         raise UserError(
