@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
-from harness import load_run, record, train
+import pytest
+import pytorch_lightning as pl
+
+from harness import UserError, load_run, record, train
 from harness.checkpoints.reading import read
 from harness.command import choose_run
 from harness.command.compose import compose
+from harness.run.build import build
+from harness.upstream import callbacks_of
 from tests.conftest import ROOT, train_command
 from tests.faults import resume_sweep
 from tests.faults.fork_server import command
@@ -32,6 +37,29 @@ def test_best_links_to_the_best_of_k_files(tmp_path: Path) -> None:
     assert best.name == Path(state["best_model_path"]).name
     assert len(list((tmp_path / "checkpoints").glob("best-*.ckpt"))) == 2
     assert "test/accuracy" in json.loads((tmp_path / "results.json").read_text())
+
+
+def test_a_second_callback_of_a_kind_works_or_is_answered_with_what_to_type(tmp_path: Path) -> None:
+    def built(*callbacks: str) -> list[pl.Callback]:
+        words = [f"+callbacks.mine_{i}={callback}" for i, callback in enumerate(callbacks)]
+        words += ["data=synthetic", "model=mlp", "strategy=cpu"]
+        cfg = compose("train", [*words, f"run_dir={tmp_path}"], conf=ROOT / "conf")
+        return callbacks_of(build(cfg)[0])
+
+    def kind(name: str, more: str = "") -> str:
+        return f"{{_target_: pytorch_lightning.callbacks.{name}{more}}}"
+
+    bar = kind("TQDMProgressBar")
+    bars = [c for c in built(bar) if isinstance(c, pl.callbacks.ProgressBar)]
+    assert [type(one) for one in bars] == [pl.callbacks.TQDMProgressBar]
+    with pytest.raises(UserError, match=r"trainer\.enable_progress_bar=false"):
+        built(bar, bar)
+    checkpoints = (", monitor: val/loss, mode: max", ", monitor: epoch", "")
+    for more in checkpoints:
+        several = [c for c in built(kind("ModelCheckpoint", more))]
+        assert sum(isinstance(c, pl.callbacks.ModelCheckpoint) for c in several) == 2
+    with pytest.raises(UserError, match="callbacks=top_k callbacks.checkpoint.save_top_k="):
+        built(kind("ModelCheckpoint"), kind("ModelCheckpoint"))
 
 
 def test_tags_and_notes_are_saved_and_may_change_on_resume(tmp_path: Path) -> None:

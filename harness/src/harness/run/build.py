@@ -169,12 +169,20 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
     idle = tuple(kind for kind in is_used if not is_used[kind])
     built: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
     callbacks = [callback for callback in built if not isinstance(callback, idle)]
+    bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
+    if len(bars) > 1:  # a user's own takes the place of the harness's
+        callbacks = [c for c in callbacks if not (c in bars and is_of_harness(c))]
     for callback in callbacks:
         # Several checkpoints need several names, or only the last would stay.
         if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):
             name = callback.filename or "best"
             callback.filename = name if "{" in name else name + "-{epoch}-{step}"
     return callbacks
+
+
+def is_of_harness(callback: pl.Callback) -> bool:
+    """Return whether the harness has defined the class of a callback."""
+    return type(callback).__module__.partition(".")[0] == "harness"
 
 
 def plugins(cfg: DictConfig) -> dict[str, Any]:

@@ -69,6 +69,15 @@ HINTS = {  # by the message of torch or Lightning
         "data.num_workers, or 0, or give it more, as with docker run --shm-size=8g.",
 }  # fmt: skip
 
+ADVICE = {  # in place of the Trainer's message
+    r"more than one stateful callback of type `(\w+)`": "callbacks: two of class {} have the same "
+        "monitor, mode and interval, and Lightning cannot tell their states apart.\nGive one of them "
+        "another monitor, or leave it out. To keep several checkpoints of one monitor: callbacks=top_k "
+        "callbacks.checkpoint.save_top_k=<number>.",
+    r"added multiple (progress bar) callbacks": "callbacks: there is more than one {}.\nLeave out all "
+        "but one, or all of them with trainer.enable_progress_bar=false.",
+}  # fmt: skip
+
 
 class ErrorInfo(NamedTuple):
     """What an exception says and where it was raised."""
@@ -211,4 +220,7 @@ def _not_built(error: InstantiationException, cfg: DictConfig | None) -> str:
         return f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}"
     if info.user_line:
         return f"{info.headline}\nIt was built for {key}. {SHOWS_TRACEBACK}"
+    for pattern, advice in ADVICE.items():
+        if found := re.search(pattern, info.message):
+            return advice.format(found[1])
     return f"{key}: {info.headline}"
