@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from small.data import Synthetic
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
 
 from tests.faults.plain_module import PlainModule
 
@@ -141,6 +143,43 @@ class Everything(Module):
 
     def configure_optimizers(self) -> Any:
         return CountingSGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class Wrapped(PlainModule):
+    """Has torchmetrics' wrappers, which keep numbers outside of their states."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.least = MinMaxMetric(MeanMetric())
+        self.last_three = Running(MeanMetric(), 3)
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+        self.total = MeanMetric()  # over all epochs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = super().training_step(batch, batch_idx)
+        self.total.update(loss.detach())
+        return loss * (1 + self.last_three(loss.detach()) + self.total.compute())
+
+    def on_validation_epoch_start(self) -> None:
+        self.tracker.increment()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        loss = F.cross_entropy(self.head(self.net(batch[0])), batch[1]) * (1 + self.current_epoch)
+        self.least.update(loss)
+        self.tracker.update(loss)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/min", self.least.compute()["min"])
+        self.least.reset()
+        best, step = self.tracker.best_metric(return_step=True)
+        self.log_dict(
+            {
+                "val/best": best,
+                "val/best_step": float(step),
+                "val/running": self.last_three.compute(),
+            }
+        )
 
 
 class Recorder(pl.Callback):

@@ -18,7 +18,7 @@ from harness.errors import AgreedExit, UserError
 from harness.run.train import load_model
 from harness.upstream.resume import position_in
 from tests.conftest import slow
-from tests.faults.resume_sweep import COMMON, FAST, SLOW, sweep, train
+from tests.faults.resume_sweep import COMMON, FAST, SLOW, WRAPPED, sweep, train
 
 
 @pytest.mark.parametrize("name", [*FAST, *slow(*SLOW)])
@@ -26,6 +26,20 @@ def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path)
     found = dict(sweep((FAST | SLOW)[name], tmp_path / "runs"))
     assert len(found) >= 4
     assert {step: wrong for step, wrong in found.items() if wrong} == {}
+
+
+def test_a_longer_run_has_what_metrics_have_counted_over_all_epochs(tmp_path: Path) -> None:
+    def trained(name: str, num_epochs: int, *words: str) -> dict[str, Any]:
+        (folder := tmp_path / name).mkdir(exist_ok=True)
+        settings = (*COMMON, *WRAPPED, "data.batch_size=500", f"trainer.max_epochs={num_epochs}")
+        train(compose("train", [*settings, f"run_dir={folder}", *words]))
+        last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+        return last["state_dict"] | last["safe_point"]["all_ranks"]["callback_metrics"]
+
+    expected = trained("whole", 3)
+    trained("longer", 2)
+    last = tmp_path / "longer" / "checkpoints" / "step_6.ckpt"
+    torch.testing.assert_close(trained("longer", 3, f"resume={last}"), expected, rtol=0, atol=0)
 
 
 # Without a schedule nobody asks for the loaders before training starts.

@@ -55,10 +55,20 @@ PLATEAU = (
     "+model.scheduler.threshold=0.9",
 )
 SHORT = ("data.batch_size=500", "trainer.max_epochs=2")  # 3 steps an epoch
+OWN = ("model.net=null", "model.num_classes=1", "objective=val/loss")
+RELOADED = (
+    *("model._target_=tests.checkpoints.reloaded.Module", *OWN, "callbacks.learning_rate=null"),
+    "data._target_=tests.checkpoints.reloaded.Data",
+    "+trainer.reload_dataloaders_every_n_epochs=2",
+    "trainer.max_epochs=4",
+)
+WRAPPED = ("model._target_=tests.checkpoints.kept.Wrapped", "callbacks.learning_rate=null")
 FAST: dict[str, tuple[str, ...]] = {
     "all knobs, every attribute that training changes": ALL,
     "every kind of log and metric, workers": (*PLAIN, *SHORT, "data.num_workers=1"),
     "double precision": ("trainer.precision=64-true", *SHORT),
+    "loaders that depend on the epoch of their making": RELOADED,
+    "wrappers of metrics": (*WRAPPED, *SHORT),
 }
 SLOW: dict[str, tuple[str, ...]] = {
     "ReduceLROnPlateau": (*PLATEAU, "model.scheduler_interval=epoch"),

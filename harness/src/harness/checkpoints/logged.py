@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 import pytorch_lightning as pl
+from torchmetrics.wrappers import MetricTracker, Running
 
 from harness.exact.self_log import LoggedMetric, SelfLog
 from harness.names import few
@@ -37,13 +38,20 @@ def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
     trainer.should_stop = values["should_stop"]
 
 
-def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what this process has accumulated since the epoch's start, or since it last logged."""
+def of_this_rank(trainer: pl.Trainer, is_end: bool) -> dict[str, Any]:
+    """Return what this process has accumulated since the epoch's start, or since it last logged.
+
+    At the end of the training that is what metrics have counted which no epoch resets.
+    """
     module, logs = trainer.lightning_module, log_of(trainer)
-    metrics = {n: m for n, m in named_metrics(module).items() if m.update_called}
+    metrics = {
+        name: metric
+        for name, metric in named_metrics(module).items()
+        if metric.update_called or isinstance(metric, Running)  # which counts without an update
+    }
     paths = {id(metric): name for name, metric in metrics.items()}
     logged = {}
-    for key, one in logs.logged.items():
+    for key, one in logs.logged.items() if not is_end else ():
         if isinstance(one, LoggedMetric):
             # What an epoch's end has logged is of the epoch before.
             if id(one.metric) in paths and not one.how["fx"].endswith("epoch_end"):
@@ -52,6 +60,7 @@ def of_this_rank(trainer: pl.Trainer) -> dict[str, Any]:
             logged[key] = detached_copy(one.state()) | {"dtype": one.zero.dtype}
     return {
         "metrics": {name: metric_counts(metric) for name, metric in metrics.items()},
+        "num_tracked": {name: tracker.n_steps for name, tracker in trackers_in(module).items()},
         "logged": logged,
     }
 
@@ -66,6 +75,9 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
     is_same_number = len(ranks) == trainer.world_size
     mine, *others = [ranks[trainer.global_rank]] if is_same_number else ranks
     takes_all = is_same_number or trainer.global_rank == 0
+    for name, tracker in trackers_in(module).items():
+        while tracker.n_steps < mine.get("num_tracked", {}).get(name, 0):
+            tracker.increment()
     lost: set[str] = set()  # metrics that torchmetrics cannot merge
     for name, metric in named_metrics(module).items() if takes_all else ():
         if name in mine["metrics"]:
@@ -94,6 +106,11 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
         logged.reset()
         logged.restore(detached_copy(states, device), takes_all)
         logs.hand_over(logged)
+
+
+def trackers_in(module: pl.LightningModule) -> dict[str, MetricTracker]:
+    """Return the trackers of a module, which have a metric for each of their steps."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, MetricTracker)}
 
 
 def log_of(trainer: pl.Trainer) -> SelfLog:

@@ -39,11 +39,17 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
     return {f"module.{path}".rstrip("."): part for path, part in module.named_modules()}
 
 
+def has_attributes(part: nn.Module) -> bool:
+    """Return whether attributes of a submodule may count, beside what its ``state_dict`` holds."""
+    kind = type(part)  # MinMaxMetric, Running and others keep numbers that are no states
+    return package(kind) not in MACHINERY or kind.__module__.startswith("torchmetrics.wrappers.")
+
+
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
     """Return the objects whose attributes a checkpoint may keep, by name."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     parts = parts_of(module).items()
-    found: dict[str, Any] = {n: part for n, part in parts if package(type(part)) not in MACHINERY}
+    found: dict[str, Any] = {n: part for n, part in parts if has_attributes(part)}
     found["module hparams"] = module.hparams
     if data is not None:
         found |= {"data": data, "data hparams": data.hparams}

@@ -95,7 +95,8 @@ class SafePoint(pl.Callback):
         if not trainer.training:
             return
         self.loaded = checkpoint["safe_point"] | {"attributes": checkpoint[ATTRIBUTES]}
-        trainer.fit_loop.setup_data()  # the loaders say how many batches make a step
+        # The loaders say how many batches make a step.
+        resume.make_loaders(trainer, checkpoint.get("loaders_made_at", {"train": 0}))
         before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
         resume.repair_counters(checkpoint, before, now)
         resume.repair_model_checkpoints(trainer, checkpoint["callbacks"])
@@ -149,6 +150,8 @@ class SafePoint(pl.Callback):
             if is_inside:
                 self.attributes.look_before_epoch(trainer)
                 resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
+            elif counts := self.loaded.get("each_rank_at_end"):
+                logged.restore_of_this_rank(trainer, counts)
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
         self.stopping = Stopping(trainer, self.agreement.group)
 
@@ -266,7 +269,7 @@ class SafePoint(pl.Callback):
             checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
-        counts = logged.of_this_rank(trainer)
+        counts = gather(trainer, logged.of_this_rank(trainer, self.is_end), self.agreement.group)
         checkpoint["safe_point"] = {
             "format": FORMAT,
             "step": trainer.global_step,
@@ -274,7 +277,8 @@ class SafePoint(pl.Callback):
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
             "all_ranks": logged.of_all_ranks(trainer),
-            "each_rank": None if self.is_end else gather(trainer, counts, self.agreement.group),
+            "each_rank": None if self.is_end else counts,
+            "each_rank_at_end": counts if self.is_end else None,
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),
         }
 

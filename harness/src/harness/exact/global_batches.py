@@ -48,6 +48,7 @@ class GlobalBatches(pl.Callback):
         self.start = (0, 0)  # epoch, and step in it, at which training begins
         self.loaded: list[dict[str, Any]] = []  # the checkpoint's state of each loader
         self.sharing: list[Shares] = []  # of the loaders that train
+        self.made_at: dict[str, int] = {}  # epoch in which loaders were made, of each split
         self.weight = 1.0
         self.batches_per_step = 1
         self.has_trained = False
@@ -71,6 +72,8 @@ class GlobalBatches(pl.Callback):
             raise UserError(f"{name} returned nothing: return the loader that it makes.")
         seed = owner.seed if isinstance(owner, DataModule) else self.seed
         loaders = share(made, trainer, split, name, seed)
+        if split == "train" or every:
+            self.made_at[split] = trainer.current_epoch
         if split == "train":
             self.begin(loaders)
         return loaders
@@ -172,6 +175,7 @@ class GlobalBatches(pl.Callback):
         """Add what is needed to read on from here."""
         position = position_in(checkpoint, self.batches_per_step)
         checkpoint["loaders"] = [one.state_at(*position) for one in self.sharing]
+        checkpoint["loaders_made_at"] = dict(self.made_at)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -218,8 +218,8 @@ def metric_counts(metric: Metric) -> dict[str, Any]:
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
-    """Let a metric have counted what a saved one had."""
-    metric.reset()
+    """Let a metric have counted what a saved one had; its class may reset more than its counts."""
+    Metric.reset(metric)
     for name, value in detached_copy(saved["state"], device).items():
         setattr(metric, name, value)
     metric._update_count = saved["num_updates"]

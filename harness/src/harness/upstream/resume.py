@@ -34,6 +34,19 @@ def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int,
     return epochs["processed"], batches["processed"] // batches_per_step if is_inside else 0
 
 
+def make_loaders(trainer: pl.Trainer, made_at: dict[str, int]) -> None:
+    """Make loaders in ``on_load_checkpoint`` as they were made, at an epoch of each split.
+
+    Lightning restores its epoch later, and counts from here when it is to make them again.
+    """
+    fit: Any = trainer.fit_loop
+    for split, loop in {"train": fit, "val": fit.epoch_loop.val_loop}.items():
+        if split in made_at:
+            fit.epoch_progress.current.completed = made_at[split]
+            loop.setup_data()
+    fit.epoch_progress.current.completed = 0
+
+
 def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
     """Let a checkpoint say that the announced batch was not; call it in ``on_load_checkpoint``.
 
