@@ -39,7 +39,7 @@ def test_best_links_to_the_best_of_k_files(tmp_path: Path) -> None:
     assert "test/accuracy" in json.loads((tmp_path / "results.json").read_text())
 
 
-def test_a_second_callback_of_a_kind_works_or_is_answered_with_what_to_type(tmp_path: Path) -> None:
+def test_a_second_callback_of_a_kind_works_or_says_what_to_type(tmp_path: Path) -> None:
     def built(*callbacks: str) -> list[pl.Callback]:
         words = [f"+callbacks.mine_{i}={callback}" for i, callback in enumerate(callbacks)]
         words += ["data=synthetic", "model=mlp", "strategy=cpu"]
@@ -56,9 +56,9 @@ def test_a_second_callback_of_a_kind_works_or_is_answered_with_what_to_type(tmp_
         built(bar, bar)
     checkpoints = (", monitor: val/loss, mode: max", ", monitor: epoch", "")
     for more in checkpoints:
-        several = [c for c in built(kind("ModelCheckpoint", more))]
+        several = built(kind("ModelCheckpoint", more))
         assert sum(isinstance(c, pl.callbacks.ModelCheckpoint) for c in several) == 2
-    with pytest.raises(UserError, match="callbacks=top_k callbacks.checkpoint.save_top_k="):
+    with pytest.raises(UserError, match=r"callbacks=top_k callbacks\.checkpoint\.save_top_k="):
         built(kind("ModelCheckpoint"), kind("ModelCheckpoint"))
 
 

@@ -71,11 +71,11 @@ HINTS = {  # by the message of torch or Lightning
 
 ADVICE = {  # in place of the Trainer's message
     r"more than one stateful callback of type `(\w+)`": "callbacks: two of class {} have the same "
-        "monitor, mode and interval, and Lightning cannot tell their states apart.\nGive one of them "
-        "another monitor, or leave it out. To keep several checkpoints of one monitor: callbacks=top_k "
-        "callbacks.checkpoint.save_top_k=<number>.",
-    r"added multiple (progress bar) callbacks": "callbacks: there is more than one {}.\nLeave out all "
-        "but one, or all of them with trainer.enable_progress_bar=false.",
+        "monitor, mode and interval, and Lightning cannot tell their states apart.\nGive one of "
+        "them another monitor, or leave it out. To keep several checkpoints of one monitor: "
+        "callbacks=top_k callbacks.checkpoint.save_top_k=<number>.",
+    r"added multiple (progress bar) callbacks": "callbacks: there is more than one {}.\nLeave out "
+        "all but one, or all of them with trainer.enable_progress_bar=false.",
 }  # fmt: skip
 
 
