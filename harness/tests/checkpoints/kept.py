@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from small.data import Synthetic
 from torch import Tensor, nn
+from torch.ao.quantization import PerChannelMinMaxObserver
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
 
@@ -293,13 +294,13 @@ class CannotBeKept(Module):
 
 
 class Exchanges(Module):
-    """Adds a layer and exchanges the optimizer; a lazy layer is none of it."""
+    """Adds a layer and exchanges the optimizer; lazy layers and observers are none of it."""
 
     def make(self) -> None:
-        self.late = nn.LazyLinear(2)
+        self.late, self.observer = nn.LazyLinear(2), PerChannelMinMaxObserver()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.late(torch.ones(1, 3))
+        self.late(self.observer(torch.ones(1, 3)))
         super().validation_step(batch, batch_idx)
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:

@@ -1,6 +1,7 @@
 """What callbacks and words of a run add: early stopping, the best k, tags and notes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_a_run_tells_that_it_has_stopped_early(tmp_path: Path, capsys) -> None:
     assert why.startswith("in epoch 2: Monitored metric val/accuracy did not improve")
     assert f"stopped early    {why}" in capsys.readouterr().out
     assert f"It was stopped early, {why}." in choose_run.finished(run.folder)
+
+
+def test_a_run_tells_that_its_time_was_over(tmp_path: Path) -> None:
+    words = ["data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=9999"]
+    words += ["trainer.max_time=00:00:00:01", f"output_dir={tmp_path}"]
+    run = train(*words, conf=ROOT / "conf")
+    why = record.read(run.folder)["stopped_early"]
+    assert re.fullmatch(r"in epoch \d+: trainer.max_time was over", why)
+    assert f"It was stopped early, {why}. Use resume=null" in choose_run.finished(run.folder)
 
 
 def test_best_links_to_the_best_of_k_files(tmp_path: Path) -> None:

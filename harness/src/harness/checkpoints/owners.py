@@ -139,8 +139,15 @@ def structure(trainer: pl.Trainer) -> dict[str, Any]:
     """Return what a resumed run must build alike: shapes of its tensors, and its optimizers."""
     state = nn.Module.state_dict(trainer.lightning_module).items()
     tensors = {name: value for name, value in state if isinstance(value, torch.Tensor)}
-    # A lazy layer has no shape before its first batch.
-    found: dict[str, Any] = {n: is_lazy(v) or tuple(v.shape) for n, v in tensors.items()}
+    # A lazy layer has no shape before its first batch, and an observer loads those of any shape.
+    parts = trainer.lightning_module.named_modules()
+    observers = {
+        n for n, part in parts if type(part).__module__.startswith("torch.ao.quantization")
+    }
+    found: dict[str, Any] = {
+        name: is_lazy(tensor) or name.rpartition(".")[0] in observers or tuple(tensor.shape)
+        for name, tensor in tensors.items()
+    }
     # Lightning brings back the groups that these have added.
     adds_groups = any(isinstance(c, pl.callbacks.BaseFinetuning) for c in callbacks_of(trainer))
     for i, optimizer in enumerate(trainer.optimizers):

@@ -131,4 +131,7 @@ def early_stop(trainer: pl.Trainer) -> str | None:
         if stopper.stopping_reason_message and stopper.stopped_epoch >= trainer.current_epoch - 1:
             reason = stopper.stopping_reason_message.partition(" Signaling")[0]
             return f"in epoch {stopper.stopped_epoch}: {reason}"
+    for timer in (c for c in callbacks_of(trainer) if isinstance(c, pl.callbacks.Timer)):
+        if (seconds := timer.time_remaining()) is not None and seconds <= 0:
+            return f"in epoch {trainer.current_epoch - 1}: trainer.max_time was over"
     return None
