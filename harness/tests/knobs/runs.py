@@ -36,16 +36,23 @@ class Recorder(pl.Callback):
 
     after_steps: ClassVar[list[State]] = []
     validated: ClassVar[list[State]] = []
+    at_end: ClassVar[list[State]] = []  # at both hooks at the end of a validation
 
     def on_fit_start(self, *_: Any) -> None:
         self.after_steps.clear()
         self.validated.clear()
+        self.at_end.clear()
 
     def on_train_batch_end(self, _: pl.Trainer, module: pl.LightningModule, *__: Any) -> None:
         self.after_steps.append(copied(module))
 
     def on_validation_epoch_start(self, _: pl.Trainer, module: pl.LightningModule) -> None:
         self.validated.append(copied(module))
+
+    def on_validation_epoch_end(self, _: pl.Trainer, module: pl.LightningModule) -> None:
+        self.at_end.append(copied(module))
+
+    on_validation_end = on_validation_epoch_end
 
 
 def copied(module: pl.LightningModule) -> State:

@@ -42,6 +42,13 @@ def test_what_is_validated_and_kept_is_the_average_and_the_weights_train_on(tmp_
     for step, validated in zip((4, 9, 14), Recorder.validated, strict=True):
         assert farthest(validated, expected[step]) <= 1e-6
         assert farthest(validated, Recorder.after_steps[step]) > 1e-4
+    for number, at_end in enumerate(Recorder.at_end):
+        assert farthest(at_end, Recorder.validated[number // 2]) == 0
+    best = read(tmp_path / "checkpoints" / "best.ckpt")  # written at the end of a validation
+    steps = [4, 9, 14]
+    at = steps.index(best["global_step"] - 1)
+    assert farthest(best["state_dict"], Recorder.validated[at]) == 0
+    assert farthest(best["current_model_state"], Recorder.after_steps[steps[at]]) == 0
     assert farthest(last["state_dict"], Recorder.validated[-1]) == 0
     assert farthest(last["current_model_state"], Recorder.after_steps[-1]) == 0
 

@@ -4,8 +4,10 @@
   weight (``harness/tests/checkpoints/test_resume.py``).
 - It refuses to clip the gradients of a fused optimizer in bf16-mixed, for the sake of a gradient
   scaler that only 16-mixed has (``harness/tests/knobs/test_precision.py``).
-- Its ``WeightAveraging`` leaves the average of a run on a GPU on the CPU, makes that of a double
-  module single, and cuts off averaged integers (``harness/tests/knobs/test_ema.py``).
+- Its ``WeightAveraging`` puts the trained weights back before the hooks at the end of a validation:
+  samples and probes there would show another network than the one that was validated.
+- It leaves the average of a run on a GPU on the CPU, makes that of a double module single, and cuts
+  off averaged integers (``harness/tests/knobs/test_ema.py``).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,16 +45,48 @@ class Averaging(WeightAveraging):
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
         super().__init__(device=None, multi_avg_fn=self.mix)  # None: the device of the module
-        self.average = average
+        self.average, self.is_swapped = average, False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the average on the module's device, in its precision."""
         double_before_loading(trainer, pl_module)
         pl_module.to(trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._swap_back_after_validation(trainer, pl_module)
         if self._average_model is not None:
             # Each step reads the number, and no step should wait for the device.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    def _swap_back_after_validation(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Let the strategy do it, whose hook comes after those of all callbacks and the module."""
+        strategy: Any = trainer.strategy
+        original = strategy.on_validation_end
+
+        def on_validation_end() -> None:
+            original()
+            if self.is_swapped:
+                self._swap_models(module)
+            self.is_swapped = False
+
+        strategy.on_validation_end = on_validation_end
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validate the average."""
+        super().on_validation_epoch_start(trainer, pl_module)
+        self.is_swapped = self._average_model is not None
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        """Keep the average until the validation is over."""
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the average as ``state_dict``, also in a validation, where the module has it."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        if self.is_swapped:
+            names = ("current_model_state", "state_dict")
+            checkpoint |= zip(names, [checkpoint[name] for name in reversed(names)], strict=True)
 
     @torch.no_grad()
     def mix(self, averages: list[Tensor], tensors: list[Tensor], _: Any) -> None:
