@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
+from tests.conftest import ROOT
 from tests.faults import fork_server
 from tests.faults.fork_server import command
 from tests.faults.run_folder import only
@@ -198,3 +200,44 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
         for name in ("results.json", "metrics.csv"):
             assert (job / name).read_bytes() == (only(only(place)) / name).read_bytes()
+
+
+@pytest.mark.parametrize("repeats", ["seed=1,2,3", "+data.fold=range(3)", "data.seed=choice(1,2)"])
+def test_optuna_chooses_no_repetition(repeats: str) -> None:
+    rate = "model.optimizer.lr=interval(1e-4,1e-1)"
+    said = refusal("-m", "sweep=optuna", rate, repeats)
+    assert f"{repeats}: sweep=optuna would choose the luckiest of them" in said
+
+
+def with_space(tmp_path: Path, *lines: str) -> Path:
+    """Config files with a search space."""
+    conf = Path(shutil.copytree(ROOT / "conf", tmp_path / "conf"))
+    (conf / "sweep").mkdir()
+    text = "\n".join(["defaults: [grid]", "params:", *(f"  {line}" for line in lines)])
+    (conf / "sweep" / "mine.yaml").write_text(text)
+    return conf
+
+
+def test_a_search_space_is_kept_in_a_yaml_file(tmp_path: Path, monkeypatch) -> None:
+    conf = with_space(tmp_path, "model.optimizer.lr: [0.001, 0.01]", "seed: 1,2", "tags: '[a],[b]'")
+    queues = []
+    monkeypatch.setattr(sweep, "drive", lambda queue, *_: queues.append(queue) or 1)
+    words = ["sweep=mine", "tags=[c]", f"output_dir={tmp_path}"]
+    with pytest.raises(SystemExit):
+        sweep.run("train", conf, words)
+    words = [[f"model.optimizer.lr={r}", f"seed={s}"] for r in ("0.001", "0.01") for s in (1, 2)]
+    assert [job.words[:2] for job in queues[0].jobs] == words
+    assert all("tags=[c]" in job.words for job in queues[0].jobs)
+
+
+@pytest.mark.parametrize("key", ["checkpoint.trusted: true", "hydra.searchpath: [a]", "~seed: 1"])
+def test_a_search_space_sets_nothing_that_only_a_user_types(tmp_path: Path, key: str) -> None:
+    said = refusal("-m", "sweep=mine", conf=with_space(tmp_path, key))
+    assert "can only be typed in the command" in said
+
+
+def test_a_mistake_in_a_later_job_is_found_before_the_first_has_trained(tmp_path: Path) -> None:
+    for word in ("model=mlp,mpl", "compile=false,maybe", "seed=1,2,x"):
+        said = refusal("-m", word, f"output_dir={tmp_path}")
+        assert "Did you mean model=mlp?" in said or "must be" in said
+    assert not [*tmp_path.iterdir()]

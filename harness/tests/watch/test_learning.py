@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from harness.errors import TrainingError
+from harness.errors import TrainingError, UserError
 from harness.watch.learning import Learning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
@@ -72,3 +72,12 @@ def test_epoch_that_teaches_nothing_stops_the_run_and_says_why(
 ) -> None:
     with pytest.raises(error, match=says):
         fit(Module(kind))
+
+
+def test_an_optimizer_over_another_module_is_refused() -> None:
+    module, other = Module("right"), Module("right")
+    module.configure_optimizers = other.configure_optimizers  # type: ignore[method-assign]
+    with pytest.raises(
+        UserError, match=r"over parameters of another module(.|\n)*self\.parameters"
+    ):
+        fit(module)

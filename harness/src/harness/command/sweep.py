@@ -22,11 +22,11 @@ from harness.command import run_folder
 from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose_command, key_of
 from harness.command.explain import explained
-from harness.errors import UserError
+from harness.errors import UserError, print_text
 from harness.machine import num_gpus, usable_cores
 from harness.names import shown
 from harness.runs.reading import as_frame
-from harness.runs.table import overview, show
+from harness.runs.table import REPEATS, overview, show
 from harness.sweeps import Job, Queue, Study, drive
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -56,10 +56,13 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         raise UserError(f"resume={resume[0]}: a sweep goes on by its words. Use {again}")
     with explained("train", words, conf):
         overrides = OverridesParser.create().parse_overrides(words)
-    # A mistake in the first job is reported now, and one in a later job when that one starts.
-    command = compose_command("train", [_first(override) for override in overrides], conf)
-    command.is_sweep = True
-    check(command)
+    command = compose_command("train", [*map(_first, overrides)], conf)
+    if space := _space(command, words):
+        words = [*space, *words]
+        with explained("train", words, conf):
+            overrides = OverridesParser.create().parse_overrides(words)
+        command = compose_command("train", [*map(_first, overrides)], conf)
+    _check_each(command, overrides)
     jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
     open_queue = _queue(command, jobs)
     parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
@@ -71,17 +74,48 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         queue, slots = open_queue(folder), _slots(command)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         where = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
-        print(f"{where}, {len(slots)} at a time", flush=True)
+        print_text(f"{where}, {len(slots)} at a time")
         signum = drive(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         show(overview(as_frame(runs)).to_dicts())
     counts = Counter(run["status"] for run in runs)
     counts += Counter(waiting=len(queue.jobs) - len(runs))  # a count of 0 is left out
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    print(f"sweep folder: {shown(folder)}: {text}")
+    print_text(f"sweep folder: {shown(folder)}: {text}")
     if signum or counts.keys() != {"finished"}:
-        print(f"Go on with: {again}")
+        print_text(f"Go on with: {again}")
         sys.exit(128 + signum if signum else 1)
+
+
+def _space(command: Command, words: Sequence[str]) -> list[str]:
+    """Return the words that ``sweep.params`` of a YAML file stands for, but for those typed.
+
+    Raises:
+        UserError: if it names what only a user's own word may set.
+    """
+    found = []
+    for key, values in (command.sweep.pop("params", None) or {}).items():
+        is_key = re.fullmatch(r"(?!hydra\b)\w+([./]\w+)*", str(key))
+        if key in command.rules["needs_trust"] or not is_key:
+            raise UserError(f"sweep.params: {key}: this key can only be typed in the command.")
+        value = ",".join(map(str, values)) if isinstance(values, list) else values
+        found += [f"{key}={value}"] * (key not in map(key_of, words))
+    return found
+
+
+def _check_each(command: Command, overrides: Sequence[Override]) -> None:
+    """Refuse a mistake in any value now, and not when a later job starts; numbers are of a kind."""
+    first = [*map(_first, overrides)]
+    command.is_sweep = True
+    check(command)
+    for at, override in enumerate(overrides):
+        if not override.is_sweep_override() or isinstance(override.value(), IntervalSweep):
+            continue
+        for word in _values(override)[1:]:
+            if not re.fullmatch(r"[-+.\de]+", word.partition("=")[2]):
+                one = compose_command("train", [*first[:at], word, *first[at + 1 :]], command.conf)
+                one.is_sweep = True
+                check(one)
 
 
 def _values(override: Override) -> list[str]:
@@ -110,6 +144,13 @@ def _queue(command: Command, overrides: Sequence[Override]) -> Callable[[Path], 
         return lambda at: Queue([Job(i, [*w], at / str(i)) for i, w in enumerate(combinations)])
     if command.cfg.objective is None:
         raise UserError("sweep=optuna needs objective=<a logged value>: what is to be the best.")
+    for override in overrides:
+        if override.is_sweep_override() and override.key_or_group in REPEATS:
+            raise UserError(
+                f"{override.input_line}: sweep=optuna would choose the luckiest of them, and no "
+                f"trial is the mean over them.\nGive {override.key_or_group} one value, and "
+                "repeat the best settings afterwards: train.py -m seed=1,2,3 <settings>."
+            )
     if not any(override.is_sweep_override() for override in overrides):
         raise UserError(
             "sweep=optuna has nothing to choose. Add values, such as "
@@ -127,7 +168,7 @@ def _same(parent: Path, words: Sequence[str]) -> Path | None:
     for folder in reversed(run_folder.runs_in(parent)):
         if lasting(run_folder.load_words(folder)) == lasting(words):
             return folder
-    print(f"There is no sweep of these words in {parent} to go on with: a new one starts.")
+    print_text(f"There is no sweep of these words in {parent} to go on with: a new one starts.")
     return None
 
 

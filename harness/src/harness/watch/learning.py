@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from harness.errors import TrainingError
+from harness.errors import TrainingError, UserError
 from harness.names import few
 from harness.shards import has_parts
 from harness.watch.replicas import sums_of_bits
@@ -28,6 +28,15 @@ class Learning(pl.Callback):
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
         named = [(n, p) for n, p in pl_module.named_parameters() if id(p) in optimized]
+        own = {id(parameter) for parameter in pl_module.parameters()}
+        for optimizer in trainer.optimizers:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            if parameters and own.isdisjoint(map(id, parameters)):
+                raise UserError(
+                    f"configure_optimizers of {type(pl_module).__name__} returns "
+                    f"{type(optimizer).__name__} over parameters of another module: no weight of "
+                    "this one would be trained.\nGive it self.parameters()."
+                )
         self.has_batch, self.has_loss, self.before = False, False, None
         if trainer.global_step or is_scaled or any(has_parts(p) for _, p in named):
             return
