@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from harness import UserError, predict, train
+from harness.command.compose import compose
 from project.data.tables import Table
 
 CITIES = ["Rome", "Oslo", "Bonn"]
@@ -148,6 +150,7 @@ def lines(*values: str) -> str:
     [
         ("", {}, "cannot be read"),
         (lines(), {"file": "nope.csv"}, "data.file=nope.csv cannot be read: No such file"),
+        (lines(), {"file": "http://127.0.0.1:9/a.csv"}, "type data.allow_urls=true"),
         (lines("1,2,"), {}, "has no value in 1 of 21 rows"),
         (",b,price\n1,2,3\n", {}, "column without a name, as an index that pandas writes"),
         ("a;b;price\n1;2;3\n", {}, "no column price.\nIt has a;b;price"),
@@ -168,3 +171,12 @@ def test_mistakes_are_told_in_lines(
         Table(**chosen | settings).make_dataset("train")
     assert message in str(told.value)
     assert len(str(told.value).splitlines()) <= 3
+
+
+def test_no_file_allows_an_address_and_a_command_does(tmp_path: Path) -> None:
+    conf = Path(shutil.copytree("conf", tmp_path / "conf"))
+    text = "defaults: [override /data: table]\ndata: {file: 'http://a/b', allow_urls: true}\n"
+    (conf / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{text}")
+    with pytest.raises(UserError, match=r"data\.allow_urls is true in a YAML file"):
+        compose("train", ["experiment=theirs"], conf)
+    assert compose("train", ["experiment=theirs", "data.allow_urls=true"], conf).data.allow_urls

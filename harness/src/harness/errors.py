@@ -1,4 +1,16 @@
-"""The exceptions that end a command without a traceback."""
+"""The exceptions that end a command without a traceback, and texts that are safe to print."""
+
+from typing import TextIO
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with what a terminal would obey, also line breaks, escaped; but for `keep`."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def print_text(text: str, file: TextIO | None = None) -> None:
+    """Print lines that may quote a stranger's file: names, notes, settings, keys."""
+    print(printable(text, keep="\n"), file=file, flush=True)
 
 
 class UserError(Exception):
@@ -10,7 +22,8 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         """Return the message, without the traceback that a data worker's error begins with."""
-        return super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
+        said = super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
+        return printable(said, keep="\n")  # it may quote a stranger's file
 
 
 class TrainingError(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+MAX_KEY = 4_096  # characters of a key with those that it is below
 # Words that are typed for keys with other names.
 MEANINGS = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps"}
 # Parts of the names of scores whose best value is the smallest, or the largest.
@@ -22,6 +23,8 @@ def direction(score: str) -> str | None:
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return all values of nested settings by their full keys; a list is one value."""
+    if len(prefix) > MAX_KEY:
+        raise ValueError(f"a key has more than {MAX_KEY:,} characters: {prefix[:60]}...")
     values: dict[str, Any] = {}
     for key, child in node.items():
         if isinstance(child, Mapping) and child:  # a DictConfig as well

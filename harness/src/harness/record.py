@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from harness import untrusted
 from harness.errors import TrainingError, UserError
 from harness.files import write_durably
 
@@ -39,11 +40,18 @@ log = logging.getLogger(__name__)
 
 def read(run_dir: Path) -> dict[str, Any]:
     """Read a run's record; empty if there is none, or the file is damaged."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        noted: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
-        if all(isinstance(start, dict) for start in noted.get("starts", [])):
-            return noted
+    with suppress(OSError, ValueError):
+        return checked(run_dir / FILE)
     return {}
+
+
+def checked(path: Path) -> dict[str, Any]:
+    """Read a record; an OSError or a ValueError if it is none."""
+    noted = untrusted.read_json(path)
+    starts = noted.get("starts", []) if isinstance(noted, dict) else None
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        raise ValueError(f"{path.name} is no record of a run")
+    return noted  # type: ignore[no-any-return]
 
 
 def note(run_dir: Path, **facts: Any) -> None:

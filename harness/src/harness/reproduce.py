@@ -4,6 +4,7 @@ In: a finished run. Out: a line on what differs, and whether all is equal by bit
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ import torch
 from harness import record
 from harness.checkpoints.reading import read_weights
 from harness.command import run_folder
-from harness.errors import UserError
+from harness.errors import UserError, print_text
+from harness.files import REPRODUCED, refuse_links
 from harness.names import few
 from harness.processes import parent
 from harness.record import git
@@ -24,28 +26,30 @@ from harness.runs import reading
 
 def reproduce(run: Path, output: Path | None) -> bool:
     """Train a run again in a new folder, and print whether it has come to the same, by bit."""
-    output = (output or run / "reproduced" / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
+    refuse_links(run)
+    output = (output or run / REPRODUCED / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
     starts = record.read(run).get("starts") or [{}]
     start = starts[-1]
     if missing := _missing(run, starts):
         raise UserError(f"{run} cannot be made again: {missing}")
     run_folder.load_config(run)  # raises if it was damaged, before anything is written
-    top = start["repository"] if Path(start["repository"]).is_dir() else "."
-    commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], folder=top)
-    changes = f" and {start['diff']}" if start["diff"] else ""
-    print(f"With your rights it runs the code of {commit.decode().strip()}{changes}.", flush=True)
+    top = Path(os.fsdecode(git("rev-parse", "--show-toplevel")).rstrip("\n"))
+    commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], "--", folder=top)
+    changes = f" and {start['diff']}" if start.get("diff") else ""
+    code_is = commit.decode(errors="replace").strip()
+    print_text(f"With your rights it runs the code of {code_is}{changes}.")
     code = output / "code"
     git("clone", "--quiet", "--shared", "--no-checkout", ".", str(code), folder=top, seconds=None)
-    git("checkout", "--quiet", "--detach", start["commit"], folder=code, seconds=None)
-    if start["diff"]:
+    git("checkout", "--quiet", "--detach", start["commit"], "--", folder=code, seconds=None)
+    if changes:
         diff = (run / start["diff"]).resolve()
-        git("apply", "--whitespace=nowarn", str(diff), folder=code, seconds=None)
-    project = code / os.path.relpath(start["started_in"], start["repository"])
-    _train(run, start, project, output / "run")
+        git("apply", "--whitespace=nowarn", "--", str(diff), folder=code, seconds=None)
+    below = _below(start)
+    _train(run, start, code / below, top / below, output / "run")
     before, after = reached(run), reached(output / "run")
     differ = [name for name in before | after if before.get(name) != after.get(name)]
     verdict = f"NOT EQUAL: {few(differ)}" if differ else "reproduced, equal by bit"
-    print(f"{output}: {verdict}")
+    print_text(f"{output}: {verdict}")
     return not differ
 
 
@@ -57,13 +61,34 @@ def _missing(run: Path, starts: list[dict[str, Any]]) -> str | None:
         return "it was trained outside of a git repository, or with version 0.3 or before."
     if "no_diff" in starts[-1]:
         return f"what was not committed was not kept: {starts[-1]['no_diff']}."
+    if not _is_plain(starts[-1]):
+        return "its record.json does not hold what a run writes there. Bring it back from a copy."
     if len({(start.get("commit"), start.get("diff")) for start in starts}) > 1:
         return f"its code changed while it was stopped, between its {len(starts)} starts."
     return None
 
 
-def _train(run: Path, start: dict[str, Any], project: Path, run_dir: Path) -> None:
-    """Train with the run's config, and with as many threads."""
+def _is_plain(start: dict[str, Any]) -> bool:
+    """Return whether a start names a commit, a diff beside it, and a folder of the repository.
+
+    Anything else could be an option of git, or lead to code that is not the commit's.
+    """
+    commit, diff, num = start["commit"], start.get("diff"), start.get("num_threads")
+    return (
+        re.fullmatch("[0-9a-f]{40,64}", str(commit)) is not None
+        and (diff is None or re.fullmatch(r"uncommitted_[0-9a-f]{8}\.diff", str(diff)) is not None)
+        and isinstance(num, int)
+        and os.pardir not in Path(_below(start)).parts
+    )
+
+
+def _below(start: dict[str, Any]) -> str:
+    """Return the folder in which a run was started, relative to that of its repository."""
+    return os.path.relpath(str(start.get("started_in")), str(start.get("repository")))
+
+
+def _train(run: Path, start: dict[str, Any], project: Path, place: Path, run_dir: Path) -> None:
+    """Train with the run's config, and with as many threads, where relative paths of data begin."""
     frozen: Any = run_folder.load_config(run)
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
     frozen.update(resume=None, run_dir=str(run_dir), logger=loggers)
@@ -71,10 +96,10 @@ def _train(run: Path, start: dict[str, Any], project: Path, run_dir: Path) -> No
     run_folder.save_words(run_folder.load_words(run), run_dir)
     run_folder.save_config(frozen, run_dir)
     environment = dict(parent.job_environment(run_dir))
-    paths = project / "src", project, environment.get("PYTHONPATH", "")
+    known = environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = project / "src", project, *filter(None, known)  # "" would be the folder it is run in
     environment["OMP_NUM_THREADS"] = str(start["num_threads"])
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    place = Path(start["started_in"])  # where relative paths of data begin
     command = [sys.executable, str(project / "train.py")]
     if status := subprocess.call(command, cwd=place if place.is_dir() else ".", env=environment):
         raise UserError(f"It ended with exit status {status}; {run_dir / 'run.log'} says why.")

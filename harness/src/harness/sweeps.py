@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from harness import record
 from harness.allowed import instantiate
-from harness.errors import UserError
+from harness.errors import UserError, print_text
 from harness.processes import leaving, parent
 from harness.runs import reading
 
@@ -209,7 +209,7 @@ def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subproces
             env=parent.job_environment(job.folder) | slot,
             start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
         )
-    print(f"job {job.number} starts: {shlex.join(job.words)}", flush=True)
+    print_text(f"job {job.number} starts: {shlex.join(job.words)}")
     return process
 
 
@@ -223,5 +223,5 @@ def _report(job: Job, code: int) -> dict[str, Any]:
     text = f": {run['reason']}" if run["reason"] else ""
     if run["status"] == "finished" and run["objective"]:
         text = f", best {run['objective']} {run['best']}"
-    print(f"job {job.number} {run['status']}{text}", flush=True)
+    print_text(f"job {job.number} {run['status']}{text}")
     return run

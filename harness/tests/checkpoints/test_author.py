@@ -126,8 +126,10 @@ def test_trusted_checkpoints_keep_objects_and_go_on(tmp_path: Path) -> None:
     leave_at(run.folder, 2)
     with pytest.raises(UserError, match=r"holds objects.*\ncheckpoint.trusted=true goes on"):
         train(f"resume={run.folder}", "checkpoint.trusted=false")
+    with pytest.raises(UserError, match=r"checkpoint\.trusted is true in the config of .*, which"):
+        train(f"resume={run.folder}")  # it may be a stranger's, and not this one
     assert Executed.times == []
-    train(f"resume={run.folder}")
+    train(f"resume={run.folder}", "checkpoint.trusted=true")
     assert Executed.times
     again = read(last, is_trusted=True)
     assert again["colour"] is again["callbacks"]["Odd"]["history"][1] is Colour.RED

@@ -1,9 +1,11 @@
 """A mistake in a command gets one to three lines that say what to type, and leaves nothing."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
 from harness import UserError, train
@@ -213,3 +215,56 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
     # A key that another value is filled in from is no mistake.
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
     check(compose_command("train", words, tmp_path / "conf"))
+
+
+def test_a_trainer_file_that_a_strategy_replaces_is_refused(tmp_path: Path) -> None:
+    """Such as ``ddp_sim`` of lightning-hydra-template, which would train on one device."""
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    text = "defaults: [default]\nstrategy: ddp\naccelerator: cpu\ndevices: 2\n"
+    (conf / "trainer" / "ddp_sim.yaml").write_text(text)
+    said = refusal("trainer=ddp_sim", conf=conf)
+    assert "trainer/ddp_sim.yaml sets strategy: ddp, and strategy=auto replaces it by auto" in said
+    assert "strategy=ddp trainer.devices=2" in said
+    (conf / "trainer" / "mine.yaml").write_text("defaults: [ddp_sim]\nmax_epochs: 3\n")
+    assert "trainer/ddp_sim.yaml sets strategy" in refusal("trainer=mine", conf=conf)
+    (conf / "trainer" / "mine.yaml").write_text("defaults: [default]\ndevices: 1\n")
+    assert compose("train", ["trainer=mine"], conf).trainer.devices == 1  # as the strategy says
+
+
+def test_a_value_that_no_config_holds_is_named(tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    path = conf / "experiment" / "mine.yaml"
+    path.write_text("# @package _global_\ntags: !!set {a}\n")
+    said = refusal("experiment=mine", conf=conf)
+    assert said == "tags: Value 'set' is not a supported primitive type"
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (("strategy=ddp", "trainer.devices=640", "data.batch_size=640"), "trainer.devices="),
+        (("data.num_workers=10000",), "data.num_workers=auto"),
+    ],
+)
+def test_far_more_processes_than_cores_are_refused(words: tuple[str, ...], cure: str) -> None:
+    said = refusal(*words, "trainer.accelerator=cpu")
+    assert "cores" in said
+    assert f"Use {cure}" in said
+
+
+class Leaves(pl.Callback):
+    """Ends the process as a user's step may."""
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """Leave with status 0."""
+        sys.exit()
+
+
+def test_a_step_that_leaves_ends_with_a_failure(tmp_path: Path) -> None:
+    mine = f"+callbacks.leaves._target_={__name__}.Leaves"
+    result = command("train.py", "data=synthetic", "model=mlp", mine, f"output_dir={tmp_path}")
+    assert result.returncode == 1
+    assert "sys.exit() has ended the run before it was done" in result.stderr
+    assert "test_mistakes.py:" in result.stderr

@@ -18,12 +18,20 @@ DATE = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?$"
 
 
 def read_table(
-    key: str, path: str, missing: Sequence[str] = MISSING, separator: str | None = None
+    key: str,
+    path: str,
+    missing: Sequence[str] = MISSING,
+    separator: str | None = None,
+    allow_urls: bool = False,
 ) -> pl.DataFrame:
     """Read a parquet file with its own types, or a CSV as texts without spaces around them.
 
     ``key`` is the setting that names the file, for messages; see ``Table`` for the others.
     """
+    if "://" in path and not allow_urls:
+        raise UserError(
+            f"{key}={path} is no path. If you trust that address, type data.allow_urls=true."
+        )
     suffix = Path(path).suffix.lower()
     try:
         if suffix == ".parquet":

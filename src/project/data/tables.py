@@ -39,6 +39,7 @@ class Table(SplitDataModule):
         separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
         test_file: rows of their own to test on; then all others of ``file`` are trained on.
         predict_file: rows to predict on, without the target; ``None`` predicts on the test rows.
+        allow_urls: whether a file may be an address, which reading it asks for.
         **kwargs: see ``SplitDataModule``.
     """
 
@@ -53,6 +54,7 @@ class Table(SplitDataModule):
         separator: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
+        allow_urls: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,10 +64,12 @@ class Table(SplitDataModule):
         )
         self.missing, self.separator = missing, separator
         self.test_file, self.predict_file = test_file, predict_file
+        self.allow_urls = allow_urls
 
     def read(self, key: str) -> pl.DataFrame:
         """Read the file that a setting names."""
-        return read_table(f"data.{key}", getattr(self, key), self.missing, self.separator)
+        path = getattr(self, key)
+        return read_table(f"data.{key}", path, self.missing, self.separator, self.allow_urls)
 
     @cached_property
     def table(self) -> pl.DataFrame:

@@ -8,6 +8,7 @@ writes them, and has them put back on resume.
 
 import copy
 import logging
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,8 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
         value = unpacker.unpack(node)
         is_number = type(value) in SCALARS or isinstance(value, NUMERIC)
         if is_number and name[0] in found and ".".join(name) not in weights:
-            set_value(module, found, name, value)
+            with suppress(KeyError):  # a name that no run of ours gives
+                set_value(module, found, name, value)
 
 
 def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:

@@ -17,17 +17,29 @@ END_RECORD = 22  # bytes; torch writes archives without a comment behind it
 
 
 def damage(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint; ``torch.load`` takes a flipped bit for a weight."""
+    """Say what is wrong with a checkpoint; ``torch.load`` takes a flipped bit for a weight.
+
+    It also builds whatever a file stands for: gigabytes of zeros that a zip has compressed, lists
+    of lists of the same lists. The converter reads the file as data, and within a budget.
+    """
+    from harness.convert.checkpoint import Checkpoint
+    from harness.convert.tensors import CheckpointError
+
     try:
         with path.open("rb") as file:
             file.seek(-min(END_RECORD, file.seek(0, os.SEEK_END)), os.SEEK_END)
             end = file.read()
             if len(end) < END_RECORD or not (end.startswith(b"PK\5\6") and end.endswith(b"\0\0")):
                 return "it is cut off, or has bytes behind its end"
+            # One that trains may have long histories of numbers, and small weights.
+            with Checkpoint(path, allowance=12_000_000 + 8 * file.tell()) as opened:
+                opened.check_size()
             with zipfile.ZipFile(file) as archive:
                 # torch.serialization.set_crc32_options(False) leaves every checksum zero.
                 has_checksums = any(member.CRC for member in archive.infolist())
                 member = archive.testzip() if has_checksums else None
+    except CheckpointError as error:
+        return str(error)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         return str(error)  # a RuntimeError is of flags that only damage can have set
     return f"the checksum of {member} does not hold" if member else None

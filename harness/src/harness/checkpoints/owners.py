@@ -89,20 +89,29 @@ def attributes_of(owner: Any) -> dict[str, Any]:
     authors = [base for base in kind.__mro__[::-1] if package(base) not in (*MACHINERY, "torch")]
     of_class = [item for base in authors for item in vars(base).items() if item[0][:2] != "__"]
     found = {n: v for n, v in of_class if isinstance(v, (list, dict, set, deque))} | vars(owner)
-    saved: Any = owner.metric_state if isinstance(owner, Metric) else ()
-    stock = [base for base in kind.__mro__ if base.__module__.startswith("pytorch_lightning.")]
-    if isinstance(owner, pl.Callback) and len(stock) > 1:  # such as a subclass of ModelCheckpoint
-        found = {n: v for n, v in found.items() if not n.startswith("_")}
-        saved = owner.state_dict()
     return {
         name: value
         for name, value in found.items()
-        if name not in internal_names(kind)
-        and name not in saved
-        and not name.startswith(OF_FSDP)
         # A function in the place of a method was put there by Lightning or the harness.
-        and not (callable(value) and callable(getattr(kind, name, None)))
+        if is_kept(owner, name) and not (callable(value) and callable(getattr(kind, name, None)))
     }
+
+
+def is_kept(owner: Any, name: str) -> bool:
+    """Return whether an attribute of this name may be its author's, and no ``state_dict`` has it.
+
+    A checkpoint is asked for no other, as it may be a stranger's: ``best_k_models`` of a
+    ``ModelCheckpoint`` names files that are deleted.
+    """
+    kind: Any = type(owner)
+    if name in internal_names(kind) or name.startswith((OF_FSDP, "__")):
+        return False
+    if isinstance(owner, Metric):
+        return name not in owner.metric_state
+    stock = [x for x in kind.__mro__ if x.__module__.startswith("pytorch_lightning.")]
+    if isinstance(owner, pl.Callback) and len(stock) > 1:  # such as a subclass of ModelCheckpoint
+        return not name.startswith("_") and name not in owner.state_dict()
+    return True
 
 
 def values(trainer: pl.Trainer) -> dict[Name, Any]:
@@ -160,7 +169,7 @@ def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) 
     """Set one of what ``values`` gives, of a module and the owners that are `found` with it.
 
     Raises:
-        KeyError: its owner is not there.
+        KeyError: its owner is not there, or ``values`` gives no attribute of that name.
     """
     label, attribute = name
     if label == FLAG:
@@ -168,8 +177,12 @@ def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) 
     elif label == GRADIENT:
         parameter = module.get_parameter(attribute)
         parameter.grad = parted_like(value.to(parameter.device), parameter)
+    elif isinstance(owner := found[label], dict):
+        owner[attribute] = value
+    elif is_kept(owner, attribute) and not callable(getattr(type(owner), attribute, None)):
+        setattr(owner, attribute, value)
     else:
-        setattr(found[label], attribute, value)
+        raise KeyError(f"no attribute of {label} is restored as {attribute}")
 
 
 def named_objects(trainer: pl.Trainer) -> dict[int, str]:

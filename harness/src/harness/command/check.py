@@ -19,26 +19,28 @@ from harness.command.compose import OF_THE_RUN, Command, key_of, unused
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
-from harness.machine import candidates, num_gpus
+from harness.machine import candidates, num_gpus, usable_cores
 from harness.names import direction, flat, leaf, shown, typed
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
+from harness.upstream.interpolations import bounded
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
 # A conf/train.yaml of version 0.3 turns off the logging of Hydra.
 HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
+MOST_ON_FEW, MOST_PER_CORE = 16, 8  # processes on the CPU; more would only wait for each other
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
 def check(command: Command) -> None:
     """Refuse a composed command that cannot run, with what to type instead."""
     cfg = command.cfg
-    with explained(command.task, command.overrides, command.conf):
+    with bounded(), explained(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
             raise UserError(f"{key} has no value. Add {key}=<value>.")
         values = flat(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     values |= flat({"sweep": command.sweep})
-    folders = [command.conf, *re.findall(r"file://([^,\]\s'\"]+)", " ".join(command.overrides))]
+    folders = config_files.folders(command.conf, command.overrides)
     _refuse_settings_of_hydra(folders)
     files = _experiments(command, folders)
     _check_keys(command, files)
@@ -189,7 +191,7 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
     With the wrong one the worst checkpoint would be kept as the best.
     """
     words = {key_of(word): word.partition("=")[2] for word in command.overrides}
-    sets = [*(yaml.safe_load(text) or {} for text in files.values()), words]
+    sets = [*(_keys_of(text) for text in files.values()), words]
     for at, keys in enumerate(sets):
         is_said = any("mode" in later for later in sets[at:])
         if (name := keys.get("objective")) in (None, "null") or is_said:
@@ -200,20 +202,38 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
         command.cfg.mode = mode
 
 
+def _keys_of(text: str) -> dict[str, Any]:
+    keys = yaml.safe_load(text)
+    return keys if isinstance(keys, dict) else {}
+
+
 def _check_devices(cfg: DictConfig) -> None:
     """Refuse devices that do not exist, and a launch that waits for what nobody starts."""
     trainer = cfg.trainer
     devices, accelerator = trainer.devices, trainer.accelerator
-    if accelerator == "cpu" or num_gpus() == 0:
-        on_cpu = devices == "auto" or (isinstance(devices, int) and devices > 0)
-        if accelerator not in ("auto", "cpu") or not on_cpu:
-            wish = f"devices={devices}" if not on_cpu else f"accelerator={accelerator}"
+    if on_cpu := accelerator == "cpu" or num_gpus() == 0:
+        is_number = devices == "auto" or (isinstance(devices, int) and devices > 0)
+        if accelerator not in ("auto", "cpu") or not is_number:
+            wish = f"devices={devices}" if not is_number else f"accelerator={accelerator}"
             raise UserError(
                 f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
                 "there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     num_processes = launchable.num_processes(trainer)
+    num_cores = usable_cores()
+    num_here = launchable.num_further(trainer) + 1
+    if on_cpu and num_here > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
+        raise UserError(
+            f"trainer.devices={devices} starts {num_here} processes on {num_cores} cores, which "
+            f"would take minutes to import torch.\nUse trainer.devices={max(2, num_cores)} or less."
+        )
+    num_workers = OmegaConf.select(cfg, "data.num_workers")
+    if isinstance(num_workers, int) and num_workers > max(32, MOST_PER_CORE * num_cores):
+        raise UserError(
+            f"data.num_workers={num_workers} is far more than {num_cores} cores can run.\n"
+            "Use data.num_workers=auto, or a number that is not larger than the cores."
+        )
     if isinstance(batch_size, int) and batch_size < num_processes:
         raise UserError(
             f"data.batch_size={batch_size} cannot be shared by {num_processes} processes: it "

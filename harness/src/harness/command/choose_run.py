@@ -19,8 +19,8 @@ from harness import record
 from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.check import check_init
-from harness.command.compose import SET_BY, Command, key_of
-from harness.errors import UserError
+from harness.command.compose import SET_BY, Command, key_of, refuse_trust_of_files
+from harness.errors import UserError, print_text
 from harness.names import few, flat, is_below, typed
 from harness.processes.launcher import launcher
 from harness.record import PENDING_CONFIG
@@ -43,7 +43,7 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
     with run_folder.choosing(parent) if is_auto else nullcontext():
         found = find(command) if command.task == "train" else None
         if found is None and is_auto:
-            print(f"There is no run in {parent} to go on with: a new one starts.")
+            print_text(f"There is no run in {parent} to go on with: a new one starts.")
             cfg.resume = None
             check_init(cfg)
         run_dir = found or Path(command.sweep_dir or run_folder.make(parent, launcher().job))
@@ -63,7 +63,7 @@ def _goes_on(command: Command, run_dir: Path) -> bool:
         OmegaConf.select(saved, key) == OmegaConf.select(config, key)
         for key in command.rules["may_grow"]
     ):
-        print(finished(run_dir))
+        print_text(finished(run_dir))
         return False
     config.resume = newest_checkpoint(run_dir, config.get("resume"))
     run_folder.save_config(config, run_dir, PENDING_CONFIG)
@@ -123,7 +123,7 @@ def find(command: Command) -> Path | None:
     if (job := started_by.job) is not None:
         runs = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(\.\d+)?", run.name)]
     if runs:
-        print(f"What has started this run has started it again: it goes on with {runs[-1]}.")
+        print_text(f"What has started this run has started it again: it goes on with {runs[-1]}.")
     return runs[-1] if runs else None
 
 
@@ -156,6 +156,7 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
     _copy_value(composed, saved, "trainer.num_nodes")
     if launcher().name != "python":
         _copy_value(composed, saved, "trainer.devices")
+    refuse_trust_of_files(saved, command.overrides, command.rules, f"the config of {run_dir}")
     return saved
 
 
@@ -205,7 +206,7 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
 
         path, skipped = newest_whole(folder)
         for line in skipped:
-            print(line, file=sys.stderr)
+            print_text(line, sys.stderr)
         if path is not None:
             return str(path)
     # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
@@ -216,7 +217,7 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
             f"{folder}.\nBring one back from a copy, or use resume=null to start another run."
         )
     where = f"The run in {run_dir} was stopped before its first checkpoint"
-    print(f"{where}: it begins anew at step 0.", file=sys.stderr)
+    print_text(f"{where}: it begins anew at step 0.", sys.stderr)
     return None
 
 

@@ -22,6 +22,7 @@ from harness.errors import UserError
 from harness.files import best_checkpoint
 from harness.names import is_below
 from harness.processes.launcher import launcher
+from harness.upstream.interpolations import bounded
 
 TRACKERS = {"wandb", "mlflow"}  # files of logger/ that are added to the default one
 # Groups of evaluate.py and predict.py: all else comes from the run that wrote the checkpoint.
@@ -68,33 +69,52 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
     """Compose a command; a UserError says what to type instead."""
-    conf = Path(conf).resolve()
+    with bounded():
+        return _composed(task, overrides, Path(conf).resolve())
+
+
+def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
     allowed.follow(conf)
     words = as_hydra_reads(task, overrides, conf)
     saved = words_of_resumed_run(words, conf) if task == "train" else []
+    folders = config_files.folders(conf, [*saved, *words])
+    config_files.check_sizes(folders)
     with explained(task, [*saved, *words], conf):
         cfg = hydra_compose(task, [*saved, *words], conf, with_hydra=True)
-    settings = cfg.hydra
-    typed: Any = OmegaConf.to_container(settings.overrides.task)  # ${...} stays as it was typed
-    places = [word for word in words if word.startswith("hydra.searchpath=")]
-    num_saved = sum(not word.startswith("hydra.searchpath=") for word in saved)
+    choices = cfg.hydra.runtime.choices
+    config_files.refuse_clash(folders, choices, "trainer", "strategy")
     with open_dict(cfg):
         del cfg["hydra"]
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
         if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
             cfg.data = None
     if task == "train":
-        cfg.name = str(cfg.name or settings.runtime.choices.get("experiment") or "default")
+        cfg.name = str(cfg.name or choices.get("experiment") or "default")
+    rules = config_files.rules(conf)
+    refuse_trust_of_files(cfg, words, rules)
     return Command(
         task=task,
         cfg=cfg,
-        overrides=[*places, *typed[num_saved:]],
+        overrides=sorted(words, key=lambda word: not word.startswith("hydra.searchpath=")),
         conf=conf,
-        rules=config_files.rules(conf),
+        rules=rules,
         sweep=sweep,
     )
+
+
+def refuse_trust_of_files(
+    cfg: DictConfig, words: Sequence[str], rules: dict[str, Any], place: str = "a YAML file"
+) -> None:
+    """Refuse a config in which a file, and not the user, has turned on what only a user may."""
+    for key in rules["needs_trust"]:
+        is_granted = key in rules["trusted"] or key in map(key_of, words)
+        if OmegaConf.select(cfg, key) and not is_granted:
+            raise UserError(
+                f"{key} is true in {place}, which may be a stranger's. If you trust what it reads, "
+                f"type {key}=true\nin this command, or write trusted: [{key}] in conf/rules.yaml."
+            )
 
 
 def key_of(word: str) -> str:
@@ -167,7 +187,7 @@ def words_of_resumed_run(words: Sequence[str], conf: Path) -> list[str]:
     if not named or not run_folder.is_run(Path(named[-1])):
         return []
     saved, groups = run_folder.load_words(Path(named[-1])), config_files.groups(conf)
-    replaced = ["resume", "trainer.num_nodes"]
+    replaced = ["resume", "trainer.num_nodes", *config_files.rules(conf)["needs_trust"]]
     replaced += ["trainer.devices"] if launcher().name != "python" else []
     for word in words:
         key = key_of(word)

@@ -4,6 +4,7 @@ In: the folder ``conf`` and words. Out: what Hydra composes of them, the groups 
 the rules that a command is checked by. A file of the owner's wins over the harness's.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 import harness
 from harness.allowed import RULES, owners_rules
 from harness.errors import UserError
+from harness.files import MAX_YAML, read_bytes
 from harness.machine import num_gpus
-from harness.names import did_you_mean, shown
+from harness.names import did_you_mean, shown, typed
 from harness.processes.launcher import launcher
+from harness.untrusted import check_yaml
 
 OWN = Path(harness.__path__[0], "conf").resolve()
 DEFAULT_RULES = Path(harness.__path__[0], "command", "default_rules.yaml")
@@ -50,6 +53,64 @@ def hydra_compose(
     """Let Hydra compose the config that a command's words make."""
     with hydra.initialize_config_dir(str(conf), version_base="1.3"):
         return hydra.compose(task, list(words), return_hydra_config=with_hydra)
+
+
+def folders(conf: Path, words: Sequence[str]) -> list[Path]:
+    """Return the folder of the config files, and those that ``hydra.searchpath`` adds."""
+    added = re.findall(r"file://([^,\]\s'\"]+)", " ".join(words))
+    return [conf, *map(Path, added)]
+
+
+def check_sizes(folders: Sequence[Path]) -> None:
+    """Refuse YAML files that stand for more than settings do, before Hydra reads one of them.
+
+    Raises:
+        UserError: with the file.
+    """
+    for path in (path for folder in folders for path in folder.rglob("*.yaml")):
+        try:
+            check_yaml(read_bytes(path.resolve(), MAX_YAML))
+        except OSError:
+            continue  # Hydra says so, if it is needed
+        except ValueError as error:
+            raise UserError(f"{shown(path)} is no file of settings: {error}.") from error
+
+
+def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) -> None:
+    """Refuse a group's file that sets a key to what another group replaces in silence.
+
+    Raises:
+        UserError: with the file and the key.
+    """
+    files = _chosen(folders, group, choices.get(group))
+    wins = {
+        key: value for _, node in _chosen(folders, later, choices.get(later)) for key, value in node
+    }
+    for path, node in files:
+        for key, value in node:
+            if key in wins and wins[key] != value:
+                raise UserError(
+                    f"{shown(path)} sets {key}: {typed(value)}, and {later}={choices[later]} "
+                    f"replaces it by {typed(wins[key])}.\nLeave strategy, devices and accelerator "
+                    "out of that file, and choose them with strategy=ddp trainer.devices=2, typed "
+                    "or in an experiment."
+                )
+
+
+def _chosen(folders: Sequence[Path], group: str, name: Any) -> list[tuple[Path, Any]]:
+    """Return a group's chosen YAML file and those that its defaults name, with their items."""
+    paths = [Path(folder, group, f"{name}.yaml") for folder in (*folders, OWN)]
+    path = next((path for path in paths if path.is_file()), None)
+    node = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else None
+    if path is None or not isinstance(node, dict):
+        return []
+    items = [(key, value) for key, value in node.items() if key != "defaults"]
+    parts = [
+        one
+        for one in node.get("defaults") or ()
+        if isinstance(one, str) and one not in ("_self_", name)
+    ]
+    return [*(file for part in parts for file in _chosen(folders, group, part)), (path, items)]
 
 
 def groups(conf: Path) -> set[str]:

@@ -60,6 +60,9 @@ def _message(error: Exception, task: str, words: Sequence[str], conf: Path) -> s
     if match := re.search(r"In '\w+/\w+': Could not override '\w+@\w+\.\w+'\.", str(error)):
         return match[0] + NO_PACKAGE
     lines = [line for line in str(error).splitlines() if line.strip()]
+    if not lines:  # Hydra's own has no message where OmegaConf refuses a value
+        cause = error.__cause__
+        return _message(cause, task, words, conf) if isinstance(cause, Exception) else repr(error)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])

@@ -31,7 +31,7 @@ from harness.command.compose import (
 )
 from harness.command.config_files import choices, groups
 from harness.command.explain import explained, nearest
-from harness.errors import AgreedExit, TrainingError, UserError
+from harness.errors import AgreedExit, TrainingError, UserError, print_text, printable
 from harness.files import FULL
 from harness.machine import choose_emptiest, gib
 from harness.names import flat, is_below, shown
@@ -41,6 +41,7 @@ from harness.processes.leaving import leave
 from harness.processes.meeting import Meeting
 from harness.strategies import launchable
 from harness.upstream import quick_start
+from harness.upstream.interpolations import bounded
 
 MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # of the groups that help lists
@@ -138,7 +139,7 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
     is_first = global_rank() == 0
     if is_first:  # the imports take seconds, and the screen should not be empty
-        print(f"{task}: {shown(run_dir)}", flush=True)
+        print_text(f"{task}: {shown(run_dir)}")
     recording = record.recording(run_dir) if is_first else nullcontext()
     with recording, parent.environment_of_ranks(run_dir):
         if is_first and not (run_dir / record.PENDING_CONFIG).exists():
@@ -161,7 +162,18 @@ def compute(task: str, frozen: DictConfig) -> None:
     finally:
         gc.enable()  # also in a notebook, where the import has failed
     ranks.wait()
-    getattr(train, task)(cfg)
+    try:
+        getattr(train, task)(cfg)
+    except SystemExit as error:
+        if error.code or isinstance(error, AgreedExit):
+            raise
+        from harness.run.mistakes import read_error
+
+        place = read_error(error).user_line
+        raise UserError(
+            f"{place and f'{place}: '}sys.exit() has ended the run before it was done.\n"
+            "Raise an exception, or set self.trainer.should_stop = True to end the training."
+        ) from error
 
 
 def choose_gpus(cfg: Any) -> None:
@@ -202,7 +214,7 @@ def show(task: str, conf: Path, words: list[str]) -> None:
     elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
         settings = [word for word in words if word != "job" and not word.startswith("-")]
         cfg = compose(task, settings, conf)
-        with explained(task, settings, conf):
+        with bounded(), explained(task, settings, conf):
             print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
@@ -245,6 +257,7 @@ def exit_with(message: str, leaves_at_once: bool = False) -> NoReturn:
     """Exit with a message, which names the rank where that is not the first."""
     if (rank := global_rank()) and not message.startswith("Rank "):
         message = f"Rank {rank}: {message}"
+    message = printable(message, keep="\n")
     if leaves_at_once or leaving.is_task_of_slurm():
         print(message, file=sys.stderr)
         leave(1)

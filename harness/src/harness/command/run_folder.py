@@ -7,7 +7,6 @@ In: a folder. Out: what a run has written there, or a ``UserError`` that names t
 import errno
 import fcntl
 import itertools
-import json
 import os
 import platform
 import re
@@ -24,10 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import UserError
-from harness.files import read_yaml, write_yaml
+from harness.files import MAX_YAML, read_bytes, read_yaml, refuse_links, write_yaml
 from harness.names import shown
 from harness.processes.launcher import global_rank, launcher
 from harness.record import PENDING_CONFIG
+from harness.untrusted import check_yaml, parse_yaml, read_json
 
 STARTED = "# started "  # begins a line of overrides.yaml
 LOCK = ".lock"
@@ -49,8 +49,20 @@ def resolved(frozen: DictConfig) -> DictConfig:
 
 
 def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") -> None:
-    """Write ``config.yaml``; whoever reads it meanwhile gets the old one or the new one."""
-    write_yaml(run_dir / name, OmegaConf.to_yaml(frozen))
+    """Write ``config.yaml``; whoever reads it meanwhile gets the old one or the new one.
+
+    Raises:
+        UserError: if it is larger than what ``load_config`` reads.
+    """
+    text = OmegaConf.to_yaml(frozen)
+    try:
+        check_yaml(text.encode())
+    except ValueError as error:
+        raise UserError(
+            f"The config is too large to be kept with the run: {error}.\n"
+            "Put long lists into a file of data, and its path into the config."
+        ) from error
+    write_yaml(run_dir / name, text)
 
 
 def load_next_config(run_dir: Path) -> DictConfig:
@@ -63,7 +75,9 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
     """Read a run's frozen config, wherever its folder is now; a UserError if it is damaged."""
     path = run_dir / name
     try:
-        frozen: Any = OmegaConf.create(read_yaml(path))
+        node = parse_yaml(read_yaml(path).encode())
+        check_frozen(node)
+        frozen: Any = OmegaConf.create(node)
         if missing := {"data", "model", "seed", "trainer"} - frozen.keys():
             raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
         frozen.run_dir = str(run_dir)
@@ -76,6 +90,18 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
     return frozen  # type: ignore[no-any-return]
 
 
+def check_frozen(node: Any) -> None:
+    """Raise a ValueError if a frozen config asks for more than the run's folder.
+
+    ``freeze`` has filled in all else: ``${oc.env:TOKEN}`` was not written by a run.
+    """
+    if isinstance(node, str) and "${" in node.replace("${run_dir}", ""):
+        raise ValueError(f"{node} is not filled in")
+    values = node.values() if isinstance(node, dict) else node
+    for child in values if isinstance(node, dict | list) else ():
+        check_frozen(child)
+
+
 def save_words(words: list[str], run_dir: Path) -> None:
     """Write ``overrides.yaml``: when a run was started, and the words that started it."""
     started = f"{STARTED}{datetime.now(UTC).isoformat()}\n"
@@ -86,19 +112,21 @@ def save_words(words: list[str], run_dir: Path) -> None:
 def load_words(run_dir: Path) -> list[str]:
     """Read the words that started a run, ``${run_dir}`` as it was typed; none without the file."""
     try:
-        words: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(run_dir / "overrides.yaml")))
+        words = parse_yaml(read_yaml(run_dir / "overrides.yaml").encode())
     except UNREADABLE:
         return []
-    return words  # type: ignore[no-any-return]
+    return words if isinstance(words, list) and {*map(type, words)} <= {str} else []
 
 
 def results(run_dir: Path) -> dict[str, float]:
     """Read the last value of every metric; empty while the run has not finished."""
     try:
-        values: dict[str, float] = json.loads((run_dir / "results.json").read_bytes())
+        values: dict[str, float] = read_json(run_dir / "results.json")
+        if {*map(type, values.values())} > {float, int, bool}:
+            raise ValueError("it holds more than numbers")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{run_dir / 'results.json'} is damaged: {error}.\n"
             f"Remove it, and python train.py resume={shown(run_dir)} tests again."
@@ -118,9 +146,11 @@ def runs_in(parent: Path) -> list[Path]:
 
 def _started(run_dir: Path) -> str:
     """Read when a run was started: from its own file, as a copy's files have other times."""
-    text = (run_dir / "overrides.yaml").read_text(errors="replace")
-    line = re.search(f"^{STARTED}(.+)$", text, re.MULTILINE)
-    return line[1] if line else ""
+    with suppress(OSError, ValueError):
+        text = read_bytes(run_dir / "overrides.yaml", MAX_YAML).decode(errors="replace")
+        if line := re.search(f"^{STARTED}(.+)$", text, re.MULTILINE):
+            return line[1]
+    return ""
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:
@@ -136,6 +166,9 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
             f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"
             "Keep a checkpoint in the checkpoints/ folder of its run."
         )
+    for run_dir in {config.parent, checkpoint.absolute().parent.parent}:
+        if is_run(run_dir):
+            refuse_links(run_dir)
     return config
 
 
@@ -178,6 +211,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     if global_rank() > 0:
         yield
         return
+    refuse_links(run_dir)
     end = time.monotonic() + (LOCK_SECONDS if launcher().is_again else 0.0)
     with _writing():
         file = (run_dir / LOCK).open("a+")

@@ -15,10 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import UserError, printable
 
 from .checkpoint import whole
-from .choose import printable
 from .conversion import convert, default_output
 from .tensors import CheckpointError
 

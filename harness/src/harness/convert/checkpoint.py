@@ -17,8 +17,12 @@ from harness.errors import UserError
 from harness.files import best_checkpoint
 
 from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, check, parsing, row_major
-from .unpickle import InertUnpickler
+from .unpickle import Inert, InertUnpickler
 
+_END = 22  # bytes of a zip's last record, which torch writes without a comment
+_MAX_DIRECTORY = 2**24  # bytes of a zip's list of entries: 200,000 tensors
+_MAX_REPEATED = 2**27  # bytes that expanded views may have more than is stored
+_MAX_DEPTH = 100  # of lists and dicts in each other
 _SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.\w+$")  # one of one is the whole
 _RANK = re.compile(r"(mp_rank_|consolidated\.)\d\d")  # as Megatron, DeepSpeed and Llama name shares
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
@@ -63,10 +67,11 @@ def whole(source: str | Path) -> Path:
 class Checkpoint(ExitStack):
     """An opened checkpoint: its `kind` in words, and its `root`, what was saved, as data."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allowance: int = 0) -> None:
         super().__init__()
         self.path = path
         self.budget = Budget()
+        self.budget.left += allowance
         self.num_bytes = 0  # of its files
         self._files: list[tuple[BinaryIO, os.stat_result]] = []
         try:
@@ -79,6 +84,30 @@ class Checkpoint(ExitStack):
         except BaseException:
             self.close()
             raise
+
+    def check_size(self) -> None:
+        """Raise if a program that builds every object of the file needs far more than its size.
+
+        What the file names twice counts twice, and so does what a view repeats.
+        """
+        level, repeated = [self.root], 0  # bytes that views repeat
+        for _ in range(_MAX_DEPTH):
+            inner: list[Any] = []
+            for node in level:
+                inside: Any = node if isinstance(node, list | tuple) else ()
+                if isinstance(node, Tensor):
+                    repeated += max(0, node.num_bytes - node.record.num_bytes)
+                elif isinstance(node, Inert):
+                    inside = (node.state,)
+                elif isinstance(node, dict):
+                    inside = (*node, *node.values())
+                self.budget.spend(Budget.OPCODE * len(inside))
+                inner += inside
+            level = inner
+        if repeated > _MAX_REPEATED:
+            raise CheckpointError(f"damaged: its tensors repeat {repeated / 1e9:,.1f} GB")
+        if level:
+            raise CheckpointError(f"damaged: nested more than {_MAX_DEPTH} levels deep")
 
     def check_unchanged(self) -> None:
         """Raise if a file was written to since it was opened."""
@@ -106,13 +135,26 @@ class Checkpoint(ExitStack):
         )
 
 
+def _check_directory(file: BinaryIO, size: int) -> None:
+    """Raise if a zip lists more entries than a network has tensors: each takes half a kilobyte."""
+    end = os.pread(file.fileno(), _END + 76, max(0, size - _END - 76))
+    num_bytes = int.from_bytes(end[-10:-6], "little")  # of the list
+    if num_bytes == 0xFFFFFFFF:  # of a large file, where a longer record is before this one
+        num_bytes = int.from_bytes(end[40:48], "little")
+    if num_bytes > _MAX_DIRECTORY:
+        raise CheckpointError("damaged: its list of entries is longer than that of any network")
+
+
 def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
     """Read torch.save's zip: data.pkl beside one stored record per storage."""
+    _check_directory(file, size)
     entries = zipfile.ZipFile(file).infolist()
     infos = {entry.filename.partition("/")[2]: entry for entry in entries}
     if "data.pkl" not in infos or "constants.pkl" in infos or len(infos) != len(entries):
         raise CheckpointError("a zip, but none of torch.save; TorchScript holds a program")
-    if sum(info.compress_size for info in entries) > size:
+    if any(info.compress_type or info.compress_size != info.file_size for info in entries):
+        raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
+    if sum(info.file_size for info in entries) > size:
         raise CheckpointError("truncated, or damaged: its entries are larger than the file")
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
     has_crcs = any(info.CRC for info in entries)
@@ -123,8 +165,6 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
             return records[name]
         info = infos[name]
         header = os.pread(file.fileno(), 30, info.header_offset)
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise CheckpointError("zipped again with compression; unzip it and `zip -0 -r` it")
         start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
         if not header.startswith(b"PK\3\4") or start + info.file_size > size:
             raise CheckpointError(f"damaged: {name} is not where the directory says")

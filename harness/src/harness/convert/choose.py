@@ -253,8 +253,3 @@ def _network(paths: Iterable[Path], ema: bool) -> tuple[Path, list[str]]:
         if _AVERAGE.search(name) and inside == children[network]:
             return (name,), [f"{name} is the average of {network}; --no-ema takes {network}"]
     return (network,), []
-
-
-def printable(text: str) -> str:
-    """Return the text in one line, with what a terminal would obey escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

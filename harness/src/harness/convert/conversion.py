@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UserError
+from harness.errors import UserError, printable
 from harness.files import replacing
 
 from .checkpoint import Checkpoint, whole
-from .choose import Selection, printable, select
+from .choose import Selection, select
 from .tensors import CheckpointError, Tensor, check, stream
 from .write import verify, write_pt, write_safetensors
 

@@ -5,6 +5,7 @@ bytes stay in the file; and an Inert in place of every call that is not one of t
 """
 
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
@@ -75,6 +76,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": lambda *args: _tensor(*args[:6], *args[7:], dtype=args[6]),
 }
+# What torch.load calls also with a number of bytes or elements, which are then allocated.
+_ALLOCATES = re.compile(r"(__builtin__|builtins)\.bytearray|torch\.(\w+\.)*\w*(Tensor|Storage)")
 # Opcodes that torch.save does not use: of text, of protocols 0 and 1, and of named arguments.
 _REFUSED = b"pgILFSVidoP\x92"
 
@@ -134,6 +137,9 @@ class InertUnpickler(pickle._Unpickler):
     def _reduce(self) -> None:
         args, func = self.stack.pop(), self.stack.pop()
         call = _CALLS.get(func) if isinstance(func, Global) else None
+        has_size = type(args) is tuple and any(type(arg) is int for arg in args)
+        if has_size and isinstance(func, Global) and _ALLOCATES.fullmatch(func):
+            raise CheckpointError(f"damaged: {func} makes bytes that are not in the file")
         # An OrderedDict of given items would be a copy, which a few bytes could ask for again.
         if call is None or type(args) is not tuple or (call is Dict and args):
             self.append(Inert(func))

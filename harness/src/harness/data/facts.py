@@ -5,7 +5,6 @@ attribute. A training writes its facts into its folder, as ``data.json``; a resu
 uses its checkpoints read them there.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.data.datamodule import DataModule
 from harness.errors import UserError
-from harness.files import read_yaml
+from harness.files import MAX_JSON, read_bytes, read_yaml
+from harness.untrusted import parse_json
 
 FILE = "data.json"
 PREFIX = "from_data."
@@ -24,8 +24,12 @@ def read_facts(run_dir: Path) -> dict[str, Any]:
     path = run_dir / FILE
     if not path.exists():
         return {}
-    is_plain = path.read_bytes().startswith(b"{")  # of version 0.3
-    return dict(json.loads(path.read_text() if is_plain else read_yaml(path).partition("\n")[2]))
+    try:
+        is_plain = read_bytes(path, MAX_JSON).startswith(b"{")  # of version 0.3
+        text = "\n" * is_plain + (path.read_text() if is_plain else read_yaml(path, MAX_JSON))
+        return dict(parse_json(text.partition("\n")[2].encode()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}. Bring it back from a copy.") from error
 
 
 def hand_over(data: Any, run_dir: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 from pytorch_lightning.loggers.logger import DummyLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from harness.errors import UserError
 from harness.files import write_durably
+from harness.untrusted import table_bytes
 
 
 class MetricsTable(Logger):
@@ -90,6 +92,34 @@ def read(path: Path, num_rows: int | None = None) -> tuple[list[str], list[dict[
     with path.open(newline="", errors="replace") as file:
         table = csv.DictReader(file)
         return list(table.fieldnames or []), list(islice(table, num_rows))
+
+
+def cut(path: Path, num_rows: int) -> int:
+    """Leave the first rows of a table, and the columns with a value in one of them.
+
+    Returns:
+        How many rows are left; 0 if they lack their steps.
+
+    Raises:
+        UserError: if the table is no regular file, or has more cells than are read.
+    """
+    try:
+        text = io.StringIO(table_bytes(path).decode(errors="replace"), newline="")
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}. Remove it to go on without.") from error
+    columns = next(csv.reader(text), [])
+    used, num_left, start = set[int](), 0, text.tell()
+    for row in islice(csv.reader(text), num_rows):
+        used.update(i for i, cell in enumerate(row) if cell)
+        num_left += 1
+    text.seek(start)
+    names = [name for i, name in enumerate(columns) if i in used]
+    if num_left:
+        rows = islice(csv.DictReader(text, columns, restkey=""), num_rows)
+        write(path, names, rows)
+    return num_left if "step" in names else 0
 
 
 def write(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -221,4 +221,14 @@ def write(
         | rows[loader, number]
         for loader, number in sorted(rows)
     )
-    metrics_table.write(path, [*own, *facts, *names], lines)
+    safe = ({as_text(name): as_text(cell) for name, cell in line.items()} for line in lines)
+    metrics_table.write(path, [*map(as_text, [*own, *facts, *names])], safe)
+
+
+def as_text(cell: Any) -> Any:
+    """Begin a text with an apostrophe that a spreadsheet would compute, such as ``=1+1``.
+
+    A text may be a stranger's: the name of a class, or what a network was taught to write.
+    """
+    is_formula = isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r")
+    return f"'{cell}" if is_formula else cell

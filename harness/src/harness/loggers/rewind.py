@@ -57,12 +57,9 @@ class Logs:
         if num_rows == 0:
             self.table.unlink(missing_ok=True)
             return
-        columns, rows = metrics_table.read(self.table, num_rows)
-        if len(rows) < num_rows or "step" not in columns:
-            log.warning("%s has lost rows: %d of %d are left.", self.table, len(rows), num_rows)
-        if rows:
-            used = [name for name in columns if any(row[name] for row in rows)]
-            metrics_table.write(self.table, used, rows)
+        num_left = metrics_table.cut(self.table, num_rows)
+        if num_left < num_rows:
+            log.warning("%s has lost rows: %d of %d are left.", self.table, num_left, num_rows)
 
     def _files(self) -> dict[str, Path]:
         """Return TensorBoard's files, by path below its folder; add_scalars makes subfolders."""

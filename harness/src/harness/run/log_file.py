@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.allowed import is_owners
+from harness.errors import printable
 from harness.files import FULL
 
 # Warnings that say nothing about the user's run.
@@ -62,6 +63,11 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
         _configured.add(name)
 
 
+def safe(text: str) -> str:
+    """Escape what a terminal would obey in a message, which may quote a stranger's file."""
+    return printable(text, keep="\n\t")
+
+
 class Screen(logging.Handler):
     """Show messages; a progress bar that is drawn now lets them pass above it."""
 
@@ -69,7 +75,7 @@ class Screen(logging.Handler):
         """Print a line to what is stderr now, unless nobody reads it any more."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
         with suppress(OSError):
-            print(f"{level}{self.format(record)}", file=sys.stderr)
+            print(f"{level}{safe(self.format(record))}", file=sys.stderr)
 
 
 class ForgivingFileHandler(logging.FileHandler):
@@ -80,7 +86,7 @@ class ForgivingFileHandler(logging.FileHandler):
         with suppress(OSError):
             if self.stream is None:
                 self.stream = self._open()
-            self.stream.write(self.format(record) + self.terminator)
+            self.stream.write(safe(self.format(record)) + self.terminator)
             self.stream.flush()
 
     def close(self) -> None:

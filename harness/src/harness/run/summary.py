@@ -22,6 +22,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness import record
 from harness.data.loaders import leaves
+from harness.errors import printable
 from harness.files import best_checkpoint, write_durably
 from harness.names import shown
 from harness.upstream import callbacks_of
@@ -120,7 +121,7 @@ def show(rows: Mapping[str, str]) -> None:
     console.print()
     for name, value in rows.items():
         # Without line breaks, because commands and paths are to be copied.
-        console.print(f"[bold]{name:<16}[/bold] {escape(value)}", soft_wrap=True)
+        console.print(f"[bold]{name:<16}[/bold] {escape(printable(value))}", soft_wrap=True)
     console.print()
 
 

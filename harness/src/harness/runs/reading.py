@@ -6,18 +6,15 @@ them. Imports no torch, Hydra or OmegaConf: a thousand runs are read in a second
 
 import fcntl
 import itertools
-import json
 import math
 import os
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
-from harness import record
+from harness import record, untrusted
 from harness.checkpoints.lookup import by_step
 from harness.errors import UserError
 from harness.names import flat, shown
@@ -25,7 +22,8 @@ from harness.names import flat, shown
 if TYPE_CHECKING:
     import polars as pl  # takes a tenth of a second, which a command need not wait for
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml
+MAX_NAMES = 5_000  # settings, or metrics, of a run
+M = 2**63  # a column's whole numbers have 64 bits
 # Settings that say where a run is, and not what it computes.
 PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
 FACTS = ("started", "seconds", "samples/s", "commit", "tags", "notes", "mode", "reason")
@@ -64,6 +62,8 @@ def as_frame(runs: Sequence[dict[str, Any]]) -> Runs:
     import polars as pl
 
     def cell(value: Any) -> Any:
+        if isinstance(value, int) and not -M < value < M:
+            value = float(value) if -(M**16) < value < M**16 else str(value)
         if value is None or isinstance(value, (int, float)):
             return value
         text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
@@ -88,30 +88,35 @@ def read(folder: Path) -> dict[str, Any]:
 
     Its status is finished, running, failed, stopped or damaged. What is not known is ``None``.
     """
-    config: Any = None
-    metrics: dict[str, float] | None = None
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        config = yaml.load((folder / CONFIG).read_bytes(), LOADER)
-    with suppress(OSError, ValueError, AttributeError):
-        values = json.loads((folder / RESULTS).read_bytes())
-        metrics = {k: v for k, v in values.items() if isinstance(v, (int, float))}
-    noted, is_whole = record.read(folder), isinstance(config, dict) and "model" in config
-    config, reason = config if is_whole else {}, None
-    if not is_whole and (folder / CONFIG).exists():  # a job that was refused has none
-        status, reason = "damaged", f"{CONFIG} cannot be read"
+    unread: list[str] = []  # files that are there, and cannot be read within limits
+
+    def tried(name: str, parse: Callable[[Path], Any]) -> Any:
+        try:
+            return parse(folder / name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError, UserError):
+            unread.append(name)
+
+    nothing: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # a job that was refused has none
+    config, settings = tried(CONFIG, _config_of) or nothing
+    metrics = tried(RESULTS, _numbers_of)
+    noted = tried(record.FILE, record.checked) or {}
+    best = noted.get("best") if metrics is not None else None
+    if not (isinstance(best, (int, float)) and math.isfinite(best)):
+        best = tried(METRICS, partial(_best_so_far, config=config))
+    reason = None
+    if unread:
+        status, reason = "damaged", f"{unread[0]} cannot be read"
     elif is_locked(folder / ".lock"):
         status = "running"
     elif metrics is not None:
         status = "finished"
-    elif (folder / RESULTS).exists():
-        status, reason = "damaged", f"{RESULTS} cannot be read"
     else:
         status = "failed" if noted.get("status") == "failed" else "stopped"
         saved = by_step(folder / "checkpoints")
         where = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
         reason = str(noted.get("reason") or f"killed {where}")
-    best = noted.get("best") if status == "finished" else None
-    is_known = isinstance(best, (int, float)) and math.isfinite(best)
     return {
         "run": shown(folder),
         "status": status,
@@ -121,15 +126,37 @@ def read(folder: Path) -> dict[str, Any]:
         "samples/s": noted.get("samples_per_second"),
         "commit": str(noted.get("commit") or "")[:10] or None,
         **{name: config.get(name) or None for name in ("tags", "notes", "objective", "mode")},
-        "best": best if is_known else _best_so_far(folder, config),
+        "best": best,
         "metrics": metrics or {},
-        "settings": flat({key: node for key, node in config.items() if key not in PLACES}),
+        "settings": settings,
     }
 
 
-def _best_so_far(folder: Path, config: dict[str, Any]) -> Any:
+def _config_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a run's config, and its settings by their full keys."""
+    config = untrusted.read_yaml(path)
+    if not isinstance(config, dict) or "model" not in config:
+        raise ValueError("it is no config of a run")
+    settings = flat({key: node for key, node in config.items() if key not in PLACES})
+    return config, _few_names(settings)
+
+
+def _numbers_of(path: Path) -> dict[str, float]:
+    """Read the metrics of a run's results."""
+    values = untrusted.read_json(path).items()
+    return _few_names({name: v for name, v in values if isinstance(v, (int, float))})
+
+
+def _few_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse more names than a list of runs has room for: each becomes a column."""
+    if len(values) > MAX_NAMES:
+        raise ValueError(f"it has more than {MAX_NAMES:,} names")
+    return values
+
+
+def _best_so_far(path: Path, config: dict[str, Any]) -> Any:
     """Return the best value that a run has logged of its objective."""
-    table = read_table(folder / METRICS)
+    table = read_table(path)
     if (name := config.get("objective")) not in table.columns:
         return None
     values = table[name].filter(table[name].is_finite())
@@ -137,14 +164,20 @@ def _best_so_far(folder: Path, config: dict[str, Any]) -> Any:
 
 
 def read_table(path: Path) -> "pl.DataFrame":
-    """Read a table of metrics: ``step``, then a column per metric; null where it has no number."""
+    """Read a table of metrics: ``step``, then a column per metric; null where it has no number.
+
+    Raises:
+        UserError: if it is no regular file, or has more cells than are read.
+    """
     import polars as pl
 
     try:
-        # No globbing: a folder may be called lr[0.1].
-        table = pl.read_csv(path, infer_schema=False, glob=False, truncate_ragged_lines=True)
-    except (OSError, pl.exceptions.PolarsError):  # missing, empty or damaged
+        data = untrusted.table_bytes(path)
+        table = pl.read_csv(data, infer_schema=False, truncate_ragged_lines=True)
+    except (FileNotFoundError, pl.exceptions.PolarsError):  # missing, empty or damaged
         table = pl.DataFrame()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}.") from error
     if "step" not in table.columns:
         return pl.DataFrame(schema={"step": pl.Int64})
     metrics = pl.exclude("step").cast(pl.Float64, strict=False)
@@ -155,7 +188,7 @@ def is_locked(path: Path) -> bool:
     """Ask whether a process holds a lock of a file, without taking it."""
     question = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
     except OSError:  # no such file, or a file system without locks
         return False

@@ -69,11 +69,19 @@ def text_of(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def _table_of(run: Path) -> pl.DataFrame:
+    """Read a run's table; that of a damaged run is empty."""
+    try:
+        return read_table(run / METRICS)
+    except UserError:
+        return pl.DataFrame(schema={"step": pl.Int64})
+
+
 def curves_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
     """Draw each metric that was logged more than once, the objective first."""
     from plotly.graph_objects import Figure
 
-    tables = [read_table(Path(run, METRICS)) for run in runs.frame["run"]]
+    tables = [_table_of(Path(run)) for run in runs.frame["run"]]
     metrics = dict.fromkeys(name for table in tables for name in table.columns[1:])
     for metric in sorted(metrics, key=lambda name: name != runs.frame["objective"][0]):
         figure = Figure(layout={"title": escape(metric), "showlegend": True})

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from harness import record
-from harness.errors import UserError
+from harness.errors import UserError, print_text, printable
 from harness.names import did_you_mean, direction, leaf
 from harness.runs.reading import Runs
 
@@ -140,7 +140,8 @@ def details(runs: Runs) -> list[dict[str, Any]]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print rows, without columns that are empty; as many columns as the screen has room for."""
-    frame = pl.DataFrame(rows, strict=False, infer_schema_length=None)
+    texts = [{k: printable(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+    frame = pl.DataFrame(texts, strict=False, infer_schema_length=None)
     frame = frame.select(column for column in frame if column.null_count() < len(column))
     with pl.Config(
         tbl_formatting="NOTHING",
@@ -152,7 +153,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         fmt_str_lengths=10**6,
     ):
         text = str(frame.rename(titles(frame.columns)))
-    print("\n".join(map(str.rstrip, text.splitlines())))
+    print_text("\n".join(map(str.rstrip, text.split("\n"))))
 
 
 def titles(names: Sequence[str]) -> dict[str, str]:

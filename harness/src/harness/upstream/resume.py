@@ -5,8 +5,10 @@ and not begun. In: the checkpoint and the Trainer that loads it (``checkpoints.s
 ``harness/tests/checkpoints/test_resume.py`` fails where a repair is not needed any more.
 """
 
+import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,7 +16,15 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import CombinedLoader
 
+from harness.files import is_inside
 from harness.upstream.logged_values import in_hook
+
+log = logging.getLogger(__name__)
+PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint
+FORGOTTEN = (
+    "The ModelCheckpoint of %s forgets its earlier files: a resumed run knows those alone that are "
+    "inside of its own folder.\nSet its dirpath to ${run_dir}/checkpoints, or a folder below."
+)
 
 
 def cycles(loaders: CombinedLoader) -> bool:
@@ -134,22 +144,27 @@ def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> Non
     """Let each ``ModelCheckpoint`` know its last score, and find its files in the run's folder now.
 
     Lightning saves the score and does not load it. Where the folder was moved it forgets the other
-    scores, and where it was copied it deletes files of the original.
+    scores, and where it was copied it deletes files of the original: of any path that the
+    checkpoint names.
     """
-
-    def moved(value: Any, before: str, now: str) -> Any:
-        if isinstance(value, dict):
-            return {moved(k, before, now): moved(v, before, now) for k, v in value.items()}
-        if isinstance(value, str) and (value == before or value.startswith(before + os.sep)):
-            return now + value[len(before) :]
-        return value
-
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key)
         if isinstance(callback, ModelCheckpoint) and state is not None:
             callback.current_score = state["current_score"]
-            paths = str(state["dirpath"]), str(callback.dirpath)
-            states[callback.state_key] = moved(state, *paths)
+            move = partial(_moved, str(state["dirpath"]), str(callback.dirpath), trainer)
+            best = {move(path): score for path, score in state["best_k_models"].items()}
+            if best.pop("", None) is not None and trainer.is_global_zero:
+                log.warning(FORGOTTEN, callback.dirpath)
+            paths = {name: move(state[name]) for name in PATHS}
+            now = {"dirpath": callback.dirpath, "best_k_models": best}
+            states[callback.state_key] = state | paths | now
+
+
+def _moved(before: str, now: str, trainer: pl.Trainer, path: str) -> str:
+    """Return where a file of a folder is now; "" unless that is inside of the run's folder."""
+    below = os.path.relpath(path or os.pardir, before)
+    is_below = os.pardir not in below.split(os.sep) and is_inside(now, trainer.default_root_dir)
+    return os.path.join(now, below) if is_below else ""
 
 
 def forget_length(schedule: dict[str, Any]) -> None:
