@@ -4,5 +4,5 @@ bench: $(INSTALLED)
 	cd harness/benchmarks && for short in "startup.py --repeats 2" "checkpoint.py --repeats 3" \
 	    "convert.py --repeats 2 --gigabytes 0.2" "overhead.py --repeats 3 --num-train 12800" \
 	    "overhead.py --repeats 2 --num-train 3840 --network cnn" \
-	    "ddp.py --repeats 1 --num-train 12800" "ddp.py --check"; do \
+	    "ddp.py --repeats 1 --num-train 12800" "ddp.py --check" strangers_files.py; do \
 	    echo; echo "python harness/benchmarks/$$short"; $(abspath $(BIN))/python $$short || exit 1; done

@@ -49,7 +49,10 @@ def checked(path: Path) -> dict[str, Any]:
     """Read a record; an OSError or a ValueError if it is none."""
     noted = untrusted.read_json(path)
     starts = noted.get("starts", []) if isinstance(noted, dict) else None
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+    is_list = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+    versions = [start.get("packages", {}) for start in starts or ()] if is_list else []
+    is_dict = all(isinstance(one, dict) and {*map(type, one.values())} <= {str} for one in versions)
+    if not (is_list and is_dict):
         raise ValueError(f"{path.name} is no record of a run")
     return noted  # type: ignore[no-any-return]
 

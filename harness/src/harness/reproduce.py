@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from harness import record
+from harness.checkpoints.lookup import verified
 from harness.checkpoints.reading import read_weights
 from harness.command import run_folder
 from harness.errors import UserError, print_text
@@ -113,7 +114,7 @@ def reached(folder: Path) -> dict[str, Any]:
     values |= {f"results.json: {name}": repr(value) for name, value in results.items()}
     values = {name: v for name, v in values.items() if ": throughput/" not in name}  # times
     for path in (folder / "checkpoints").glob("[bl]*st.ckpt"):  # best and last
-        for name, value in read_weights(path).items():
+        for name, value in read_weights(verified(path)).items():
             parts: list[Any] = [repr(value)]
             if isinstance(value, torch.Tensor):
                 data = value.to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -230,7 +230,13 @@ def test_a_frozen_config_names_no_variable_of_the_environment(stranger: Path) ->
 MANY = ",".join(f"m{i}" for i in range(500_000))
 FILES = {
     "results.json": ["[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, "[" + "{}," * 500_000 + "{}]"],
-    "record.json": ["[]", '{"starts": [1]}', "[" * 100_000, '{"a": ' + "[" * 200 + "]" * 200 + "}"],
+    "record.json": [
+        "[]",
+        '{"starts": [{"packages": {"torch": 1}}]}',
+        '{"starts": [1]}',
+        "[" * 100_000,
+        '{"a": ' + "[" * 200 + "]" * 200 + "}",
+    ],
     "metrics.csv": [f"step,{MANY}\n1,2\n" * 20, '"\n",' + MANY, "step\n" + "\n" * 2**23],
     "config.yaml": ["[]", "model: &a {b: *a}", "model: {" + "a: 1," * 6000 + "}"],
 }
