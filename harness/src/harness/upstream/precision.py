@@ -66,7 +66,7 @@ class Averaging(WeightAveraging):
         def on_validation_end() -> None:
             original()
             if self.is_swapped:
-                self._swap_models(module)
+                WeightAveraging.on_validation_epoch_end(self, trainer, module)
             self.is_swapped = False
 
         strategy.on_validation_end = on_validation_end
