@@ -14,7 +14,7 @@ from harness import num_devices, num_ranks
 from harness.errors import UserError
 from harness.upstream.hooks import around_hooks
 from harness.upstream.one_rank import HOOKS, seen_as_one_rank
-from tests.strategy_runs import in_processes
+from tests.strategy_runs import in_processes, run_of, write_conf
 from tests.workers.trainer import small_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,8 +69,12 @@ class Scaled(pl.LightningModule):
         super().__init__()
         self.net = nn.Linear(4, 1)
 
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.net(inputs)
+        return outputs
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        return nn.functional.mse_loss(self(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
         trainer: Any = self.trainer
@@ -104,6 +108,21 @@ def test_what_divides_by_the_world_size_is_the_run_of_one_rank(
         in_processes(devices, train, data, path, devices)
     one, two = map(torch.load, paths)
     torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_a_command_is_the_same_under_any_strategy(tmp_path: Path) -> None:
+    classes = {"data": "Divided", "model": "Scaled"}
+    words = write_conf(tmp_path, **{g: f"_target_: {__name__}.{n}\n" for g, n in classes.items()})
+    words += ["name=run"]
+    for name in ("one", "dp", "ddp"):
+        (tmp_path / name).mkdir()
+    found = [
+        torch.load(run_of(words, strategy, tmp_path / name) / "checkpoints" / "last.ckpt")
+        for name, strategy in {"one": "cpu", "dp": "dp(2)", "ddp": "ddp(2)"}.items()
+    ]
+    one, *several = [checkpoint["state_dict"] for checkpoint in found]
+    for weights in several:
+        torch.testing.assert_close(weights, one, rtol=1e-12, atol=1e-12)
 
 
 def refused(path: Path) -> None:
