@@ -1,21 +1,19 @@
-"""Several processes and devices: how fast, and what the first-batch check costs.
+"""Several processes and devices: how fast, and what the parity check costs.
 
     python benchmarks/ddp.py [--network mlp|cnn] [--repeats 5]
     python benchmarks/ddp.py --check
 
 The first is the training of overhead.py, beside a loop with DistributedDataParallel by hand; each
 process gets its share of the cores. On CPUs the devices of dp are the same cores, so
-copies of network and batch buy nothing. --check measures the check before the first step:
-seconds, and the memory of the child in which it runs. How equal the weights are, prove.py says.
+copies of network and batch buy nothing. --check measures what the parity check takes of a run
+that accumulates batches: milliseconds, by check. How equal the weights are, prove.py says.
 """
 
 import argparse
 import os
-import resource
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,7 @@ import overhead
 import pytorch_lightning as pl
 import torch.distributed as dist
 
-from harness.exact.first_batch import in_child
-from harness.exact.first_batch_check import check_first_batch
+from harness.exact.parity_callback import ParityChecks
 from harness.machine import usable_cores
 
 # name: the processes that are started here, and the words of a run
@@ -90,21 +87,18 @@ def measure_speed(options: argparse.Namespace) -> None:
 
 
 class CheckCost(pl.Callback):
-    """Measure the first-batch check before the first step."""
+    """Note what the run's checks have taken, at its end."""
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        if trainer.global_step == 0:
-            started = time.perf_counter()
-            in_child(partial(check_first_batch, pl_module, trainer.train_dataloader))
-            self.seconds = time.perf_counter() - started
-            self.mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        (checks,) = (c for c in trainer.callbacks if isinstance(c, ParityChecks))
+        self.seconds, self.number = checks.seconds, checks.num_looks
 
 
 def main() -> None:
     parser = contest.arguments(__doc__ or "", repeats=5)
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-train", type=int, default=images.NUM_TRAIN)
-    parser.add_argument("--check", action="store_true", help="measure the first-batch check")
+    parser.add_argument("--check", action="store_true", help="measure the parity check")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
@@ -112,9 +106,11 @@ def main() -> None:
     elif options.check:
         for network in ("mlp", "cnn"):
             cost = CheckCost()
-            run = partial(overhead.through_harness, network, 256, 128, 1, watch=[cost])
+            words = ("trainer.accumulate_grad_batches=2",)
+            run = partial(overhead.through_harness, network, 2048, 128, 3, words, watch=[cost])
             overhead.quietly(run)
-            print(f"{network}: {cost.seconds:.2f} s, the child has {cost.mib:,.0f} MiB")
+            each = 1000 * cost.seconds / cost.number
+            print(f"{network}: {cost.number} checks, {each:.1f} ms each", flush=True)
     else:
         measure_speed(options)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import mean_over, sum_over
-from harness.exact.mean_over import ADVICE
+from harness.exact.parity_verdict import ADVICE
 from harness.run.train import close_process_group
 from tests.strategy_runs import in_processes
 from tests.workers.trainer import small_trainer

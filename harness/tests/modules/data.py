@@ -42,6 +42,13 @@ class Flowers(Samples):
         return x, (x.view(3, 2).sum(1) + noise + torch.tensor([1.0, 0, -1])).argmax()
 
 
+class Numbered(Flowers):
+    """Measures, a species, and the sample's number."""
+
+    def __getitem__(self, index: int) -> Any:
+        return *self.samples[index], index
+
+
 class Views(Samples):
     """Two noisy views of each thing, and its number."""
 

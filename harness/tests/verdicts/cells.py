@@ -11,20 +11,26 @@ from typing import Any
 from harness.checkpoints.lookup import by_step, link_newest
 from tests.faults.run_folder import contents, differences
 from tests.loaders import zoo
-from tests.modules.kinds import KINDS, Kind
-from tests.strategy_runs import SAME, TIMED_OUT, distances, execute, outcome, write_conf
+from tests.modules.kinds import KINDS, OF_PARITY, Kind
+from tests.strategy_runs import SAME, STRATEGIES, TIMED_OUT, distances, execute, outcome, write_conf
 
 PACKAGE = "tests.modules"
-GROUPS: dict[str, Sequence[str]] = {"module": [*KINDS], "loader": zoo.KINDS}
+GROUPS: dict[str, Sequence[str]] = {
+    "module": [*KINDS],
+    "parity": [*OF_PARITY],
+    "loader": zoo.KINDS,
+}
 RESUMED = ", resumed"  # behind the strategy
 CHECKPOINTS = ("checkpoint.every_n_steps=1", "checkpoint.num_kept=1000")
 RESUMED_AT = 7  # in the middle of the second epoch
 BARE = ("Traceback (most recent call last)", "terminate called")  # nothing that a user can read
 # Sentences by which a run tells that its result is not that of one process.
 DIFFERENT = (
-    "is another experiment",
-    "is not the same for every share of a batch",
+    "does not train alike",
+    "is not the same for every part of a batch",
     "in training, which is not the mean over samples",
+    "evaluates with what each rank has made of its own samples",
+    "evaluates a batch by what it has kept of those before",
     "BatchNorm sees each share alone",
     "draws random numbers in its steps",
 )
@@ -32,11 +38,15 @@ DIFFERENT = (
 TELLING = (
     *DIFFERENT,
     "others than one process would take",
-    "cannot be checked before training",
+    "It was not checked whether",
     "is written by each process from its own samples",
     "draws other batches than before",
     "is each process's own",
 )
+
+
+# Where the reference accumulates batches as well.
+ACCUMULATED = ("and without:", "where batches are accumulated", "each accumulated batch draws")
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,11 @@ class Cell:
         return last[:100] if self.verdict in ("refused", "broken") else ""
 
 
+def strategies_of(group: str) -> list[str]:
+    """Return the strategies under which a group is judged."""
+    return ["ddp(2)", "dp(2)"] if group == "parity" else [*STRATEGIES]
+
+
 def row(group: str, kind: str, strategies: Sequence[str]) -> dict[str, Cell]:
     """Judge a kind under some strategies; a loader also where its run is resumed."""
 
@@ -103,7 +118,9 @@ def judge(end: End, of_one_process: Any) -> Cell:
     apart = max(distances(end.values, reference).values())
     if apart <= SAME and not end.is_other:
         # The reference accumulates as well, so it cannot show that accumulating is different.
-        is_judged = end.reference is None and not is_said("than without:", end.said)
+        is_judged = end.reference is None and not any(
+            is_said(text, end.said) for text in ACCUMULATED
+        )
         is_told = is_judged and any(is_said(text, end.said) for text in DIFFERENT)
         verdict = "false alarm" if is_told else "set" if end.settings else "equal"
         return Cell(verdict, end.said, apart)
@@ -119,8 +136,8 @@ def is_said(sentence: str, said: str) -> bool:
 def _ends(group: str, kind: str, strategy: str) -> Iterator[tuple[str, End]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         run = partial(execute, strategy=strategy, folder=Path(name))
-        if group == "module":
-            yield strategy, _module_end(KINDS[kind], Path(name), run)
+        if group != "loader":
+            yield strategy, _module_end((KINDS | OF_PARITY)[kind], Path(name), run)
         else:
             yield from _loader_ends(kind, strategy, Path(name), run)
 
@@ -140,6 +157,11 @@ def _module_end(kind: Kind, folder: Path, run: Any) -> End:
         if not named:
             return End(status, said)
         settings += named
+
+
+def settings_of(kind: Kind, strategy: str) -> list[str]:
+    """Return the settings of a kind that a strategy takes, as a user who was refused has typed."""
+    return [s for s in kind.settings if ("find_unused" in s) == strategy.startswith("ddp")]
 
 
 def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[tuple[str, End]]:

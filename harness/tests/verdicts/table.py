@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import MODULES, ROOT
-from tests.strategy_runs import STRATEGIES
-from tests.verdicts.cells import GROUPS, Cell, row
+from tests.verdicts.cells import GROUPS, Cell, row, strategies_of
 
 PATH = Path(__file__).with_name("table.csv")
 BAD = ("silent", "false alarm", "broken")
@@ -75,7 +74,7 @@ def main() -> None:
     table, has_changed = read(), False
     for group, kinds in GROUPS.items():
         for kind in [k for k in kinds if not arguments.kinds or k in arguments.kinds]:
-            for strategy, cell in row(group, kind, [*STRATEGIES]).items():
+            for strategy, cell in row(group, kind, strategies_of(group)).items():
                 key = group, kind, strategy
                 if said := change(table.get(key, Row(*key, NEW)), cell):
                     has_changed = True

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import LIBRARY
-from tests.strategy_runs import STRATEGIES
-from tests.verdicts.cells import BARE, GROUPS, Cell, End, judge, row
+from tests.verdicts.cells import BARE, GROUPS, Cell, End, judge, row, strategies_of
 from tests.verdicts.table import Row, change, is_worse, read
 
 TABLE = read()
@@ -59,12 +58,12 @@ def test_a_telling_cell_is_as_the_table_says(group: str, kind: str, strategy: st
     ("group", "kind"), [(group, kind) for group, kinds in GROUPS.items() for kind in kinds]
 )
 def test_every_module_and_loader_is_as_the_table_says(group: str, kind: str) -> None:
-    check(group, kind, *STRATEGIES)
+    check(group, kind, *strategies_of(group))
 
 
 def test_the_table_has_a_verdict_for_every_kind_under_every_strategy() -> None:
     for group, kinds in GROUPS.items():
-        cells = {(group, kind, strategy) for kind in kinds for strategy in STRATEGIES}
+        cells = {(group, kind, strategy) for kind in kinds for strategy in strategies_of(group)}
         assert cells <= {key for key in TABLE if ", resumed" not in key[2]}
         assert {kind for one, kind, _ in TABLE if one == group} == {*kinds}
     verdicts = {line.verdict for line in TABLE.values()}

@@ -6,18 +6,18 @@ import pytorch_lightning as pl
 
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
+from harness.exact.seeded_steps import SeededSteps
 
 
 def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
     """A Trainer on CPUs with the harness's callbacks for exact batches, and few others."""
     return pl.Trainer(
         devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
         use_distributed_sampler=False,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[GlobalBatches(seed=0), ExactEvaluation(), *callbacks],
-        **{"accelerator": "cpu"} | settings,
+        callbacks=[GlobalBatches(seed=0), SeededSteps(seed=0), ExactEvaluation(), *callbacks],
+        **{"accelerator": "cpu", "strategy": "ddp" if devices > 1 else "auto"} | settings,
     )

@@ -8,6 +8,7 @@ from pytorch_lightning import callbacks
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from harness.checkpoints.owners import MACHINERY, package
+from harness.exact.seeded_steps import SeededSteps
 from harness.shards import whole
 from harness.upstream import callbacks_of
 
@@ -18,7 +19,11 @@ def begins_epochs(callback: pl.Callback) -> bool:
     A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
     give the optimizer its parameters a second time.
     """
-    stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
+    stock = (
+        callbacks.GradientAccumulationScheduler,
+        callbacks.StochasticWeightAveraging,
+        SeededSteps,
+    )
     hook = type(callback).on_train_epoch_start
     return isinstance(callback, stock) or package(hook) not in MACHINERY
 

@@ -51,7 +51,7 @@ class GlobalBatches(pl.Callback):
         self.made_at: dict[str, int] = {}  # epoch in which loaders were made, of each split
         self.weight = 1.0
         self.batches_per_step = 1
-        self.has_trained = False
+        self.has_trained = self.has_warned = False
         self.means: Any = None  # a Means, while a run trains
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -97,16 +97,6 @@ class GlobalBatches(pl.Callback):
                     )
         self.loaded = [] if self.sharing else self.loaded
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let hooks draw the same on all ranks, such as the order of a loader that they ask for."""
-        seed_generators(mix(self.seed, trainer.current_epoch, -1))
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let hooks draw the same on all ranks, and after each training of a test."""
-        seed_generators(mix(self.seed, trainer.global_step * trainer.validating, -2))
-
-    on_test_epoch_end = on_validation_epoch_end
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let losses say what they are means over."""
         self.batches_per_step = int(trainer.accumulate_grad_batches)  # of which a batch was split
@@ -123,8 +113,10 @@ class GlobalBatches(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Set the weight of this process's share."""
-        if not self.has_trained and (warning := sees_shares_alone(trainer, pl_module)):
+        is_asked = batch_idx == 0 and not self.has_warned
+        if is_asked and (warning := sees_shares_alone(trainer, pl_module)):
             log.warning("%s", warning)  # now that hooks have chosen what trains
+            self.has_warned = True
         self.has_trained = True
         is_one = len(self.sharing) == 1  # of several, some may have ended
         running = [one for one in self.sharing if is_one or one.counts(batch_idx)[1]]
@@ -155,7 +147,6 @@ class GlobalBatches(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse samplers that have drawn other batches in another process."""
-        seed_generators(mix(self.seed, trainer.current_epoch, -3))
         self.means.warn_of_lost()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)

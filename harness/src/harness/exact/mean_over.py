@@ -20,15 +20,6 @@ from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
-# What to write for a loss that is no mean over samples. tests/exact/test_advice.py trains each.
-ADVICE = {
-    "a mean over tokens, nodes or weights": "mean_over(loss, number)",
-    "a sum, also one divided by a constant": "sum_over(loss)",
-    "a sum divided by a number of the batch, such as its objects": "sum_over(sum, number)",
-    "a comparison of samples, or a ratio of sums over the batch as batch Dice, of x (B, D)": (
-        "self.all_gather(x, sync_grads=True).flatten(0, -2)"
-    ),
-}
 # Nodes of the graph between a loss and its terms: sums of them, and factors.
 LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}
 LINEAR |= {"SumBackward0", "StackBackward0", "ToCopyBackward0", "SqueezeBackward0"}
@@ -179,16 +170,22 @@ class Means:
                 "Use trainer.accumulate_grad_batches=1, and a smaller batch."
             )
 
+    def factor(self) -> Tensor:
+        """Return the factor of the gradients of all accumulated batches, which it ends."""
+        num_batches, has_terms = int(self.trainer.accumulate_grad_batches), self.has_terms
+        self.has_terms = None
+        if not has_terms or num_batches == 1:
+            return torch.ones(())
+        return (self.first * num_batches / self.total.clamp(min=self.at_least)).nan_to_num(0.0, 0.0)
+
     def correct(self, optimizer: Optimizer) -> None:
         """Divide, before the optimizer's step, by the weights of all accumulated batches."""
-        num_batches = int(self.trainer.accumulate_grad_batches)
-        if self.has_terms and num_batches > 1:
-            factor = self.first * num_batches / self.total.clamp(min=self.at_least)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(factor.nan_to_num(0.0, 0.0).to(parameter.grad.dtype))
-        self.has_terms = None
+        is_needed = self.has_terms and int(self.trainer.accumulate_grad_batches) > 1
+        factor = self.factor()
+        for group in optimizer.param_groups if is_needed else ():
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
 
 def refuse(loss: Tensor, number: Tensor, name: str) -> None:

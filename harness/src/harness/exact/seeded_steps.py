@@ -1,17 +1,19 @@
-"""The callback that seeds each batch, and the search for dropout in a module.
+"""The callback that seeds each batch, and the user's hooks around it.
 
 Draws depend on the run's seed and the batch's place alone: nothing needs to be saved for a resumed
 run to draw the same, and an evaluation draws the same on any number of processes.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
+from harness.checkpoints.owners import MACHINERY, package
 from harness.data.randomness import mix, seed_generators
+from harness.upstream import callbacks_of
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -20,8 +22,9 @@ DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 class SeededSteps(pl.Callback):
     """Seed a training batch by (seed, epoch, batch, rank), and an evaluation's by its place.
 
-    That place is in the whole loader, whose batches several processes evaluate in turn. Neither
-    validation nor logging can then disturb the training. About 20 microseconds a batch.
+    Hooks of the user, around steps and at an epoch's start and end, draw the same on every rank.
+    An evaluation's place is in the whole loader, whose batches several processes evaluate in turn.
+    Neither validation nor logging can then disturb the training. About 20 microseconds a batch.
 
     Args:
         seed: the run's seed.
@@ -30,17 +33,68 @@ class SeededSteps(pl.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Seed ranks apart after all hooks of a batch; spare hooks that no user has."""
+        strategy, rank = trainer.strategy, trainer.global_rank
+        original = strategy.on_train_batch_start
+        if rank > 0:
+
+            def on_train_batch_start(batch: Any, batch_idx: int) -> None:
+                original(batch, batch_idx)
+                self._seed(pl_module, trainer.current_epoch, batch_idx, rank)
+
+            vars(strategy)["on_train_batch_start"] = on_train_batch_start
+        users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
+        for hook in ("on_before_optimizer_step", "on_train_batch_end"):
+            is_used = is_overridden(hook, pl_module) or any(
+                getattr(type(user), hook) is not getattr(pl.Callback, hook) for user in users
+            )
+            if not is_used:
+                vars(self)[hook] = None  # Lightning skips what cannot be called
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Give the strategy its own method back."""
+        vars(trainer.strategy).pop("on_train_batch_start", None)
+
+    on_exception = on_train_end
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Seed what hooks draw, alike on every rank."""
+        self._seed(pl_module, trainer.current_epoch, -1)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Seed what hooks draw, alike on every rank."""
+        self._seed(pl_module, trainer.current_epoch, -2)
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed Python, NumPy, torch, and this process's devices."""
-        self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+        """Seed Python, NumPy, torch, and this process's devices, alike on every rank."""
+        self._seed(pl_module, trainer.current_epoch, batch_idx, 0)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+    ) -> None:
+        """Seed what hooks draw, alike on every rank."""
+        self._seed(pl_module, trainer.current_epoch, trainer.fit_loop.batch_idx, -1)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Seed what hooks draw, alike on every rank."""
+        self._seed(pl_module, trainer.current_epoch, batch_idx, -2)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed draws before the first batch."""
+        """Seed draws before the first batch, and after the last one."""
         self._seed_evaluation(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
+    on_validation_epoch_end = on_test_epoch_end = on_validation_start
 
     def on_validation_batch_start(
         self,
@@ -67,16 +121,3 @@ class SeededSteps(pl.Callback):
         seed_generators(seed)
         if module.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
-
-
-def dropouts(module: nn.Module, switch_off: bool) -> Iterator[str]:
-    """Iterate over the names of dropout in a module, with its share; switch it off if asked."""
-    for name, part in module.named_modules():
-        keys = [key for key in vars(part) if "drop" in key.lower()]
-        keys += ["p"] if isinstance(part, DROPOUTS) else []
-        for key in keys:
-            value = getattr(part, key)
-            if isinstance(value, float) and 0 < value <= 1:
-                yield f"{name or type(part).__name__}.{key}={value:g}"
-                if switch_off:
-                    setattr(part, key, 0.0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from harness.processes.agreement import gather
+from harness.strategies.parallel_forward import running_part
 from harness.upstream import logged_values
 from harness.upstream.logged_values import LoggedValue, Number, Pair, merge
 
@@ -70,7 +71,8 @@ class SelfLog:
         self.num_seen = (self.num_seen if batch_idx else 0) + (num_samples or 0)
         num_batches = int(self.trainer.accumulate_grad_batches)
         self.step = batch_idx // num_batches if self.trainer.training else None
-        self.is_split = self.trainer.world_size * num_batches > 1
+        num_parts = self.trainer.world_size * self.trainer.num_devices * num_batches
+        self.is_split = num_parts > 1
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, name: str, value: Any, *args: Any, **how: Any) -> None:
@@ -94,17 +96,18 @@ class SelfLog:
         on_step, on_epoch = how.get("on_step"), how.get("on_epoch")
         is_of_epoch = on_epoch or (on_epoch is None and self.step is None)
         weight: Number = 1
+        part, _, num_rows = running_part()  # of a split call, which logs once for each part
         if self.num_samples == 0:
             value, weight = logged.zero + torch.nan, 0
         else:
             value = self._as_sum(value, logged)
             if op == "mean" and (is_of_epoch or self.is_split):
-                weight = self._weight(how.get("batch_size"))
+                weight = self._weight(how.get("batch_size", num_rows or None))
         if is_of_epoch:
             logged.update(value, weight)
             logged.is_pending = True
         if self.step is not None and on_step is not False:
-            logged.note_step(value.clone(), weight, self.step, self.batch_idx)
+            logged.note_step(value.clone(), weight, self.step, self.batch_idx, bool(part))
         elif on_step and self.trainer.world_size == 1:  # several have no single steps in common
             logged.note_step(value.clone(), weight, 0, 0)
         if on_step or not self._is_known(key, passed):

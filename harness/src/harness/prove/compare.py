@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.checkpoints import lookup
 from harness.errors import UserError
-from harness.exact.seeded_steps import dropouts
+from harness.exact.seeded_steps import DROPOUTS
 from harness.loggers import metrics_table
 from harness.names import few
 from harness.prove.runs import ALONE, Ended, Runs
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
 DIFFERS, FAILS = "DIFFERS", "FAILS"  # by more than the run has warned of; exit status 1
+# Attributes of attention, recurrent and residual layers.
+PROBABILITIES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "drop_prob")
 # Distances that rounding makes: of weights, and of logged values, which may be of 32 bits.
 DOUBLE, SINGLE, BY_BIT = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
 # In run.log, of the rooms that keep a run the same under every strategy, and of this one.
@@ -36,7 +38,19 @@ ROOMS = "checkpoints|data|exact|prove|strategies|upstream"
 WARNING = re.compile(
     rf"^\d\S+ \S+ WARNING harness\.(?:{ROOMS})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
-ANOTHER = " is another experiment "  # the first-batch check says so where a loss is no mean
+ANOTHER = " does not train alike "  # says the parity check where a loss is no mean
+
+
+def switched_off(module: nn.Module) -> list[str]:
+    """Set the probabilities of dropout in a module to 0, and return their names."""
+    found = []
+    for path, part in module.named_modules():
+        for name in ("p",) if isinstance(part, DROPOUTS) else PROBABILITIES:
+            value = getattr(part, name, None)
+            if isinstance(value, float) and 0 < value <= 1:
+                found.append(f"{path or type(part).__name__}.{name}={value:g}")
+                setattr(part, name, 0.0)
+    return found
 
 
 class ShortRun(pl.Callback):
@@ -47,7 +61,7 @@ class ShortRun(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prepare the module."""
-        if names := list(dropouts(pl_module, switch_off=True)):
+        if names := switched_off(pl_module):
             log.warning("Dropout is off in these runs: %s.", few(names, 3))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:

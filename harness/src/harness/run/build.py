@@ -24,8 +24,8 @@ from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
-from harness.exact.first_batch import FirstBatchCheck
 from harness.exact.global_batches import GlobalBatches
+from harness.exact.parity_callback import ParityChecks
 from harness.exact.seeded_steps import SeededSteps
 from harness.files import write_yaml
 from harness.init.settings import settings
@@ -218,5 +218,5 @@ def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         settings = {key: given[key] for key in SAFE_POINT if key in given}
         saves = cfg.checkpoint is not None
         own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings, saves=saves))
-    own += [SeededSteps(cfg.seed), ExactEvaluation(), FirstBatchCheck()]
+    own += [SeededSteps(cfg.seed), ExactEvaluation(), ParityChecks(cfg.get("parity_check", True))]
     return [*own, Learning(), Objective()] if is_training else own

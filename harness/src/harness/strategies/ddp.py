@@ -49,6 +49,11 @@ class DDPStrategy(strategies.DDPStrategy):
             return
         if batch_idx % wrapper.module.trainer.accumulate_grad_batches:
             raise self._refusal("between accumulated batches")
+        self.wrap_anew()
+
+    def wrap_anew(self) -> None:
+        """Replace DDP's wrapper, which forgets what it has noted of the parameters."""
+        wrapper: Any = self.model
         wrapper.reducer = wrapper.logger = None  # removes its hooks from the parameters
         self.model = wrapper.module
         self._synchronize()  # Lightning builds DDP on another stream

@@ -54,7 +54,12 @@ class NodeParallelStrategy(ParallelStrategy):
         assert self.lightning_module is not None
         named_parts(self.lightning_module, self.modules)  # refuses before Lightning wraps it
         super().setup(trainer)
-        self.parallel_forwards = self._split(self.lightning_module)
+        devices = self.parallel_devices or []
+        parts = named_parts(self.lightning_module, self.modules or ("",))
+        options = self.whole_inputs, self.scalar_outputs
+        self.parallel_forwards = [
+            ParallelForward(part, devices, *options) for part in parts if len(devices) > 1
+        ]
 
     def teardown(self) -> None:
         """Restore the forward of the modules, also after an exception."""
@@ -63,16 +68,17 @@ class NodeParallelStrategy(ParallelStrategy):
         self.parallel_forwards = []
         super().teardown()
 
-    def split_calls(self, copied: pl.LightningModule, num_samples: int) -> None:
-        """Split the calls of a copy of the module, whose batches have `num_samples` samples."""
-        for forward in self._split(copied):
+    @contextmanager
+    def splitting_calls(self, num_samples: int) -> Iterator[None]:
+        """Split calls of a batch of so many samples, outside of the run's own steps."""
+        before = [(forward, forward.is_called) for forward in self.parallel_forwards]
+        for forward, _ in before:
             forward.batch_sizes = (num_samples,)
-
-    def _split(self, module: pl.LightningModule) -> list[ParallelForward]:
-        devices = self.parallel_devices or []
-        parts = named_parts(module, self.modules or ("",)) if len(devices) > 1 else []
-        options = self.whole_inputs, self.scalar_outputs
-        return [ParallelForward(part, devices, *options) for part in parts]
+        try:
+            yield
+        finally:
+            for forward, is_called in before:
+                forward.batch_sizes, forward.is_called = None, is_called
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""

@@ -27,8 +27,14 @@ IDLE = (
     "forward() of %s gets nothing that has a row per sample, or nobody says how many samples a "
     "batch has, as with a stream of ready batches: %s computes it alone. Use strategy=ddp."
 )
-# True while shares are computed: a split module inside a split module is not split again.
-_splitting = contextvars.ContextVar("splitting", default=False)
+# The part that is computed: its number, the rows before it, and its rows; no rows outside of split
+# calls. A split module inside of a split module is not split again.
+_part = contextvars.ContextVar("part", default=(0, 0, 0))
+
+
+def running_part() -> tuple[int, int, int]:
+    """Return the number of the running part of a split call, the rows before it, and its rows."""
+    return _part.get()
 
 
 class ParallelForward:
@@ -76,7 +82,7 @@ class ParallelForward:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Split the inputs, compute the shares, join the outputs on the first device."""
-        if _splitting.get():
+        if running_part()[-1]:
             return self.original(*args, **kwargs)
         self.is_called = True
         names = itertools.chain(self.names, map(str, itertools.count(len(self.names) + 1)))
@@ -96,13 +102,15 @@ class ParallelForward:
         # All copies are requested before the first forward starts.
         root, *others = self.devices[: len(shares)]
         copies = [{}, *(copied(self.module, root, device) for device in others)]
-        token, outputs = _splitting.set(True), []
+        before, outputs, num_before = _part.get(), list[Any](), 0
         try:
-            for (share, _), device, tensors in zip(shares, [root, *others], copies, strict=True):
+            for i, (share, size) in enumerate(shares):
+                _part.set((i, num_before, size))
+                num_before += size
                 share_args = [share.pop(name) for name in positional]
-                outputs.append(self.compute(device, tensors, share_args, share))
+                outputs.append(self.compute([root, *others][i], copies[i], share_args, share))
         finally:
-            _splitting.reset(token)
+            _part.set(before)
         return join(outputs, self.last_sizes, self.scalar_outputs)
 
     def compute(

@@ -76,11 +76,13 @@ class LoggedValue(Metric):
             self.total = self.total + (value * weight if self.op == "mean" else value)
         self.weight = self.weight + weight
 
-    def note_step(self, value: Tensor, weight: Number, step: int, batch_idx: int) -> None:
-        """Set the running step's value, of which a batch may be a share."""
+    def note_step(
+        self, value: Tensor, weight: Number, step: int, batch_idx: int, is_further: bool = False
+    ) -> None:
+        """Set the running step's value, of which a batch, or a further part of one, has a share."""
         if step != self.step:
             self.shares = []
-        elif batch_idx == self.batch_idx:
+        elif batch_idx == self.batch_idx and not is_further:
             self.shares.pop()  # logged twice in a batch: the last one counts
         self.step, self.batch_idx, self._forward_cache = step, batch_idx, value
         self.shares.append((value, weight))

@@ -61,6 +61,11 @@ def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
     queues.Queue._on_queue_feeder_error = staticmethod(show_and_end)  # type: ignore[attr-defined]
 
 
+def has_communication_hook(trainer: pl.Trainer) -> bool:
+    """Return whether the strategy averages gradients by a hook of DDP."""
+    return getattr(trainer.strategy, "_ddp_comm_hook", None) is not None
+
+
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
     """Call a function before each collective of ``torch.distributed``, whoever begins it."""
 

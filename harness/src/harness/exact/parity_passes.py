@@ -1,0 +1,350 @@
+"""Compute a few samples on the run's own module, as training does, and leave no trace.
+
+In: batches of few samples. Out: sketches of the gradients that optimizers would step with, and the
+values that were logged. Optimizers, schedules, loggers and checkpoints do nothing meanwhile, and
+everything that the step has changed is set back. Next: ``parity_check.py`` compares the passes.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers.logger import DummyLogger
+from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from harness.checkpoints.owners import MACHINERY, package
+from harness.data.randomness import (
+    generator_states,
+    preserved_generators,
+    same_states,
+    seed_generators,
+)
+from harness.exact import mean_over
+from harness.exact.collectives import Ranks
+from harness.exact.few_samples import Collated, transferred
+from harness.exact.global_batches import GlobalBatches
+from harness.exact.self_log import operation
+from harness.exact.sketches import Sketches, sketch, zeros_like
+from harness.exact.snapshot import Snapshot
+from harness.strategies.parallel_forward import running_part
+from harness.strategies.sync_batch_norm import BATCH_NORMS
+from harness.upstream import callbacks_of
+from harness.upstream.logged_values import merge, named_metrics, reduced
+from harness.upstream.watched_operations import WatchedOperations
+
+Logged = dict[str, tuple[float, str, float | None]]  # by name: value, reduction, batch_size
+
+
+@dataclass
+class Result:
+    """What the steps with some batches come to, one after the other."""
+
+    steps: list[list[Sketches]] = field(default_factory=list)  # of optimizers, by batch
+    logged: list[Logged] = field(default_factory=list)  # by batch
+    has_drawn: bool = False
+    has_dropout: bool = False
+    has_gathered: bool = False  # a step has called a collective
+    factor: float = 1.0  # of the gradients, where losses of several batches are means over tokens
+    numbers: dict[Any, Any] = field(default_factory=dict)  # of the state afterwards
+
+
+class Passes:
+    """Compute steps of a module that trains, or validates; use it as a context.
+
+    Args:
+        ranks: that compute at the same time.
+
+    Raises:
+        NotCheckedError: the module holds what cannot be set back.
+    """
+
+    def __init__(self, trainer: pl.Trainer, ranks: Ranks) -> None:
+        self.trainer, self.module, self.ranks = trainer, trainer.lightning_module, ranks
+        self.global_batches = next(c for c in callbacks_of(trainer) if isinstance(c, GlobalBatches))
+        self.plugin = trainer.precision_plugin
+        # The rounding of mixed precision hides small differences.
+        self.is_mixed = isinstance(self.plugin, MixedPrecision)
+        self.named = dict(self.module.named_parameters())
+        self.result, self.averages = Result(), False
+        self.users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Passes":
+        with contextlib.ExitStack() as stack:
+            for context in (self._quiet(), self._exact(), self._gradients(), self._stubs()):
+                stack.enter_context(context)
+            self.snapshot = Snapshot(
+                self.module, self.module.hparams, *self.users, *self.trainer.optimizers
+            )
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.close()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keep the generators, what is printed, and what torch compiles, out of it."""
+        device = self.module.device
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            preserved_generators(),
+            torch.compiler.set_stance("force_eager"),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # the run itself will warn
+            yield
+
+    @contextlib.contextmanager
+    def _exact(self) -> Iterator[None]:
+        """Let no product be rounded to TF32, and no convolution be chosen by timing."""
+        cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+        flags = {"enabled": cudnn.enabled, "deterministic": cudnn.deterministic}
+        try:
+            with cudnn.flags(**flags, benchmark=False, allow_tf32=False):
+                torch.set_float32_matmul_precision("highest")
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    @contextlib.contextmanager
+    def _gradients(self) -> Iterator[None]:
+        """Put the gradients and ``requires_grad`` of the run aside."""
+        before = [(p, p.grad, p.requires_grad) for p in self.named.values()]
+        try:
+            for parameter, _, _ in before:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter, gradient, flag in before:
+                parameter.requires_grad_(flag).grad = gradient
+
+    @contextlib.contextmanager
+    def _stubs(self) -> Iterator[None]:
+        """Let optimizers, schedules, logs and checkpoints note what they are given, and no more."""
+        trainer, module = self.trainer, self.module
+        of_trainer, loggers = dict(vars(trainer)), trainer.loggers
+        wrapped: Any = module.optimizers() if trainer.optimizers else []
+        optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
+        stubs: list[tuple[Any, dict[str, Any]]] = [
+            (module, dict.fromkeys(("print", "clip_gradients"), do_nothing)),
+            (module, {"log": self._log, "manual_backward": self._manual_backward}),
+            (trainer, {"save_checkpoint": do_nothing}),
+        ]
+        stubs += [(one, {"step": self._stepping(one)}) for one in optimizers]
+        stubs += [(c.scheduler, {"step": do_nothing}) for c in trainer.lr_scheduler_configs]
+        # Lightning's own ``all_gather``, which knows nothing of the batch that is about to run.
+        stubs += [(callback, {"log": self._log}) for callback in self.users]
+        strategy = trainer.strategy
+        stubs += [(strategy, {"all_gather": type(strategy).all_gather.__get__(strategy)})]
+        own = self.global_batches
+        weight, means, count = own.weight, own.means, mean_over.use(None)
+        before = [(owner, {n: vars(owner).get(n) for n in new}) for owner, new in stubs]
+        trainer.loggers = [DummyLogger()]
+        try:
+            for owner, new in stubs:
+                vars(owner).update(new)
+            yield
+        finally:
+            for owner, old in before:
+                for name, value in old.items():
+                    vars(owner).pop(name, None)
+                    vars(owner).update({} if value is None else {name: value})
+            own.weight, own.means = weight, means
+            mean_over.use(count)
+            trainer.loggers = loggers
+            vars(trainer).clear()
+            vars(trainer).update(of_trainer)
+
+    def train(
+        self,
+        batches: Sequence[Collated],
+        batch_idx: int,
+        weights: Sequence[float],
+        as_one: bool,
+        seed: int = 0,
+    ) -> Result:
+        """Compute training steps one after the other, and set everything back.
+
+        Args:
+            batches: on the host; of one optimizer step if there are several.
+            batch_idx: that the steps are given.
+            weights: of each one's gradient, as ``GlobalBatches`` has them in training.
+            as_one: this rank computes as if it were the only one.
+            seed: of what the steps draw.
+        """
+        own, trainer = self.global_batches, self.trainer
+        own.means = mean_over.Means(trainer, lambda: own.weight)
+        own.means.num_processes = 1 if as_one else own.means.num_processes
+        self.averages = not as_one and self.ranks.size > 1
+        before = trainer.accumulate_grad_batches
+        mean_over.use(own.means.count)
+        try:
+            trainer.accumulate_grad_batches = len(batches)
+            with self._pass(as_one, seed), torch.enable_grad():
+                for one, weight in zip(batches, weights, strict=True):
+                    own.weight = weight
+                    self._step(one.batch, batch_idx)
+            self.result.has_drawn |= any(one.has_drawn for one in batches)
+            self.result.factor = float(own.means.factor())
+            return self.result
+        finally:
+            trainer.accumulate_grad_batches = before
+            mean_over.use(None)
+            self._set_back()
+
+    def validate(self, several: Sequence[Collated], callbacks: Sequence[pl.Callback]) -> Result:
+        """Compute steps of a validation, with the hooks of some callbacks."""
+        module, trainer = self.module, self.trainer
+        step = module.validation_step
+        try:
+            with self._pass(as_one=True):
+                takes = [is_param_in_hook_signature(step, n, min_args=i) for i, n in LATER]
+                for samples in several:
+                    self._begin(seed=0)
+                    self.result.logged.append({})
+                    batch = transferred(module, samples.batch)
+                    with self.plugin.val_step_context() if not self.is_mixed else NOTHING:
+                        output = step(batch, *[0] * sum(takes))
+                    for callback in callbacks:
+                        callback.on_validation_batch_end(trainer, module, output, batch, 0)
+            return self.result
+        finally:
+            self._set_back()
+
+    @contextlib.contextmanager
+    def _pass(self, as_one: bool, seed: int = 0) -> Iterator[None]:
+        """Watch what a pass writes and draws; reset metrics, and let BatchNorm evaluate."""
+        self.result = Result()
+        for part in self.module.modules():
+            if isinstance(part, BATCH_NORMS) and part.track_running_stats:
+                part.training = False  # BatchNorm over parts has a line of its own
+        self._begin(seed)
+        before, num_collectives = generator_states(), self.ranks.num_collectives
+        watch = WatchedOperations(self.snapshot.before_write, self.ranks.before_collective)
+        with self.ranks.as_one(self.trainer) if as_one else self.ranks.together(), watch:
+            yield
+        # torch's generators are watched.
+        has_drawn = not same_states(
+            (*before[:2], torch.zeros(0)), (*generator_states()[:2], torch.zeros(0))
+        )
+        self.result.has_drawn = watch.has_drawn or has_drawn
+        self.result.has_dropout = watch.has_dropout
+        self.result.has_gathered = self.ranks.num_collectives > num_collectives
+        if self.ranks.size == 1:
+            self.result.numbers = self.snapshot.numbers()
+
+    def _begin(self, seed: int) -> None:
+        for metric in named_metrics(self.module).values():
+            metric.reset()
+        seed_generators(seed)
+        if self.module.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _set_back(self) -> None:
+        for parameter in self.named.values():
+            parameter.grad = None
+        self.snapshot.restore()
+
+    def _step(self, batch: Any, batch_idx: int) -> None:
+        module = self.module
+        self.result.steps.append([])
+        self.result.logged.append({})
+        with self.plugin.train_step_context() if not self.is_mixed else NOTHING:
+            batch = transferred(module, batch)
+            takes_two = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+            result: Any = module.training_step(batch, *[batch_idx] * takes_two)
+        loss = result["loss"] if isinstance(result, dict) else result
+        if not module.automatic_optimization or loss is None:
+            return
+        noted = Sketches()
+        trained = {name: p for name, p in self.named.items() if p.requires_grad}
+        # Each gradient goes as soon as it is there: a step holds all of them, a check one.
+        streamed = {} if is_overridden("backward", module) else trained
+        handles: list[Any] = []
+        for name, parameter in streamed.items():
+            hook = partial(take, name=name, noted=noted)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        try:
+            self._backward(loss)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, parameter in trained.items():
+            take(parameter, name, noted)
+        self.result.steps[-1].append(noted)
+
+    def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Call what training calls: hooks of the user and of ``GlobalBatches``, and backward."""
+        for callback in callbacks_of(self.trainer):
+            is_own = package(type(callback)) not in MACHINERY
+            if is_own or callback is self.global_batches:
+                callback.on_before_backward(self.trainer, self.module, loss)
+        self.module.on_before_backward(loss)
+        self.module.backward(loss, *args, **kwargs)
+
+    def _manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._backward(loss, *args, **kwargs)
+        if self.averages:  # for what the step does with gradients before its optimizer steps
+            self.ranks.average({n: p.grad for n, p in self.named.items() if p.grad is not None})
+
+    def _stepping(self, optimizer: Any) -> Callable[..., Any]:
+        """Return what replaces an optimizer's step: it runs the closure, and notes gradients."""
+
+        def step(closure: Any = None, **_: Any) -> Any:
+            result = None if closure is None else closure()
+            stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if self.averages:
+                self.ranks.agree("a step of an optimizer")
+            self.result.steps[-1].append(
+                {name: of(p) for name, p in self.named.items() if id(p) in stepped}
+            )
+            return result
+
+        return step
+
+    def _log(self, name: str, value: Any, *_: Any, **how: Any) -> None:
+        """Note a number that the step logs, in place of ``self.log``."""
+        if not isinstance(value, (int, float)) and type(value) is not Tensor:
+            return
+        number, op, size = float(value), operation(how), how.get("batch_size")
+        size = None if size is None else float(size)
+        logged, (part, num_before, num_rows) = self.result.logged[-1], running_part()
+        if part and name in logged:  # a split call logs once for each part
+            number_before, size_before = logged[name][0], logged[name][2]
+            values = ((number_before, num_before), (number, num_rows))
+            pairs = [(v * n if op == "mean" else v, float(n)) for v, n in values]
+            number = reduced(op, *merge(op, pairs))
+            size = size if size is None or size_before is None else size + size_before
+        logged[name] = number, op, size
+
+
+NOTHING: Any = contextlib.nullcontext()
+LATER = ((2, "batch_idx"), (3, "dataloader_idx"))  # arguments of a validation_step
+
+
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Replace what would have an effect."""
+
+
+def of(parameter: nn.Parameter) -> Tensor:
+    """Return the sketch of a parameter's gradient, which is 0 if there is none."""
+    return zeros_like(parameter) if parameter.grad is None else sketch(parameter.grad)
+
+
+def take(parameter: nn.Parameter, name: str, noted: Sketches) -> None:
+    """Add a parameter's gradient to its sketch, and free it."""
+    if parameter.grad is not None or name not in noted:
+        now = of(parameter)
+        noted[name] = now + noted[name].to(now) if name in noted else now
+        parameter.grad = None

@@ -1,0 +1,242 @@
+"""Remember what a module and all that it reaches hold, and bring it back in place.
+
+In: objects of the user. Containers are copied, their elements are not. A tensor is copied to the
+host when an operation is about to write it (``before_write``), so that a large model costs nothing
+unless its step writes parameters. Next: ``parity_passes.py`` restores after each pass.
+"""
+
+import functools
+import io
+import logging
+import sys
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from harness.checkpoints.owners import MACHINERY, package
+from harness.checkpoints.plain import RECORDING, SCALARS
+from harness.data.randomness import GENERATORS
+
+MOST_BYTES = 64 * 2**20  # on the host
+MOST_OBJECTS = 200_000
+MOST_COMPARED = 1024  # elements of a tensor, in ``numbers``
+CONTAINERS = (list, dict, set, deque, bytearray)
+# A step reads them, and leaves them as they are; or the run has them, and they are replaced.
+LEFT_ALONE = (
+    *(types.ModuleType, logging.Logger, logging.Handler, Dataset, DataLoader, Sampler),
+    *(threading.Thread, weakref.ref, *weakref.ProxyTypes, pl.Trainer, pl.strategies.Strategy),
+    *(pl.loggers.Logger, torch.dtype, torch.device, torch.utils.hooks.RemovableHandle),
+)
+
+
+class NotCheckedError(Exception):
+    """The samples of a check cannot be computed without a trace in the run; it says why."""
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host: all that a check moves there goes through here."""
+    return tensor.detach().to("cpu", copy=True)  # synchronises
+
+
+class Snapshot:
+    """Hold the state of objects, and restore it in place.
+
+    Args:
+        roots: modules, callbacks, or any objects whose attributes and containers are followed.
+
+    Raises:
+        NotCheckedError: an iterator or an open file is among them, which nobody can set back; or
+            more than ``MOST_OBJECTS``.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.contents: list[tuple[Any, Any]] = []  # a container and its elements
+        self.cells: list[tuple[Any, Any]] = []  # of closures
+        self.of_owners: list[tuple[Any, str, Any]] = []  # attributes of classes, names in files
+        self.states: list[tuple[Any, Any]] = []  # arrays and generators, with copies of them
+        self.storages: set[int] = set()  # of the tensors, by address
+        self.written: dict[int, tuple[Tensor, Tensor]] = {}  # bytes of a storage, and their copy
+        self.labels: dict[int, str] = {}  # of the attributes of objects, by id
+        self.num_bytes = 0
+        self._follow([*roots])
+
+    def _follow(self, queue: list[Any]) -> None:
+        seen = {id(value) for value in SCALARS}
+        for value in queue:  # which grows meanwhile
+            if type(value) in SCALARS or id(value) in seen or isinstance(value, LEFT_ALONE):
+                continue
+            seen.add(id(value))
+            if len(seen) > MOST_OBJECTS:
+                raise NotCheckedError(f"it reaches more than {MOST_OBJECTS} objects")
+            queue += self._parts(value)
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        """Remember one object; iterate over those that it holds."""
+        kind = type(value)
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided and not value.is_meta:
+                self.storages.add(value.untyped_storage().data_ptr())
+        elif isinstance(value, np.ndarray):
+            self._count(value.nbytes)
+            self.states.append((value, value.copy()))
+        elif isinstance(value, GENERATORS):
+            self.states.append((value, state_of(value)))
+        elif isinstance(value, io.IOBase) or hasattr(kind, "__next__"):
+            if not getattr(value, "closed", False):
+                raise NotCheckedError(f"it holds a {kind.__name__}, which cannot be set back")
+        elif isinstance(value, (*CONTAINERS, tuple, frozenset)):
+            elements: list[Any] = list(value.items() if isinstance(value, dict) else value)
+            if isinstance(value, CONTAINERS):
+                self.contents.append((value, elements))
+            held = value.values() if isinstance(value, dict) else elements
+            if not {*map(type, held)} <= SCALARS:
+                yield from [*value, *held] if isinstance(value, dict) else held
+            if kind.__module__ != "builtins" and hasattr(value, "__dict__"):
+                yield vars(value)  # of a class that inherits from a container
+        elif isinstance(value, types.FunctionType):
+            if package(value) in (*MACHINERY, "torch"):
+                return
+            for cell in value.__closure__ or ():
+                with_content = cell_content(cell)
+                self.cells += [(cell, content) for content in with_content]
+                yield from with_content
+            yield from (value.__defaults__ or (), value.__kwdefaults__ or {}, vars(value))
+        elif isinstance(value, types.MethodType):
+            yield from (value.__self__, value.__func__)
+        elif isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, torch.optim.Optimizer):
+            yield value.state
+            self.contents += [(group, list(group.items())) for group in value.param_groups]
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            is_module = isinstance(value, nn.Module)
+            if not is_module and (package(kind) in ("harness", *RECORDING) or is_internal(kind)):
+                return
+            self.labels[id(vars(value))] = kind.__name__
+            held = [one for one in vars(value).values() if isinstance(one, dict)]
+            self.labels |= {id(one): kind.__name__ for one in held}
+            yield vars(value)
+            if package(kind) not in (*MACHINERY, "torch"):
+                yield from self._of_class(kind)
+
+    def _of_class(self, kind: type) -> Iterator[Any]:
+        """Remember the numbers, texts and containers of a user's class, and of its file."""
+        classes = [k for k in kind.__mro__ if package(k) not in (*MACHINERY, "torch", "builtins")]
+        for owner in {id(o): o for o in [*classes, sys.modules.get(kind.__module__)] if o}.values():
+            for name, value in list(vars(owner).items()):
+                is_plain = type(value) in SCALARS or isinstance(value, (*CONTAINERS, Tensor))
+                if name[:2] != "__" and is_plain:
+                    self.of_owners.append((owner, name, value))
+                    yield value
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self.num_bytes > MOST_BYTES:
+            size = f"{MOST_BYTES >> 20} MiB"
+            raise NotCheckedError(f"a step may change more than {size} of its state")
+
+    def before_write(self, tensor: Tensor) -> None:
+        """Copy what an operation is about to write, if it is part of the state.
+
+        Raises:
+            NotCheckedError: before anything is written, where the copies would be too large.
+        """
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place in self.storages and place not in self.written:
+            self._count(storage.nbytes())
+            content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self.written[place] = content, to_host(content)
+
+    def numbers(self) -> dict[tuple[int, str], Tensor]:
+        """Return the numbers and small tensors that the containers hold now, by place and name."""
+        found = {}
+        for i, (live, _) in enumerate(self.contents):
+            owner, is_list = (
+                self.labels.get(id(live), "an element"),
+                isinstance(live, (list, deque)),
+            )
+            pairs = live.items() if isinstance(live, dict) else enumerate(live if is_list else ())
+            for key, value in pairs:
+                is_small = isinstance(value, Tensor) and value.numel() <= MOST_COMPARED
+                if type(value) in (int, float) or (is_small and value.layout is torch.strided):
+                    found[i, f"{owner}.{key}"] = to_host(torch.as_tensor(value)).double()
+        return found
+
+    def restore(self) -> None:
+        """Bring everything back; what was written stays watched for the next pass."""
+        with torch.no_grad():
+            for content, copied in self.written.values():
+                content.copy_(copied)
+        for cell, content in self.cells:
+            cell.cell_contents = content
+        for owner, name, value in self.of_owners:
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
+        for live, elements in self.contents:
+            refill(live, elements)
+        for value, state in self.states:
+            if isinstance(value, np.ndarray):
+                if value.flags.writeable:
+                    value[...] = state
+            else:
+                set_state(value, state)
+
+
+def is_internal(kind: type) -> bool:
+    """Return whether a class is a private one of torch."""
+    return kind.__module__.startswith("torch._")
+
+
+def cell_content(cell: Any) -> list[Any]:
+    """Return the content of a closure's cell, in a list; nothing of an empty one."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def refill(live: Any, elements: list[Any]) -> None:
+    """Give a container the elements that it had, unless it has them."""
+    if isinstance(live, dict):
+        now = list(live.items())
+        is_same = len(now) == len(elements) and all(
+            one[0] is other[0] and one[1] is other[1]
+            for one, other in zip(now, elements, strict=True)
+        )
+    else:
+        is_same = len(live) == len(elements) and all(map(lambda a, b: a is b, live, elements))
+    if is_same:
+        return
+    live.clear()
+    (live.update if isinstance(live, (dict, set)) else live.extend)(elements)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator object of ``torch``, ``random`` or ``numpy``."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Set what ``state_of`` has returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
