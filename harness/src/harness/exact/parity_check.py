@@ -139,7 +139,7 @@ class ParityCheck:
             batch, *batches = self.samples.read(number, [whole, *parts])
             first = passes.train([batch], batch_idx, [1.0], as_one=True)
             with self._split_calls(len(parts[0])):
-                second = passes.train(batches, batch_idx, weights, as_one=self.ranks.size == 1)
+                second = passes.train(batches, batch_idx, weights, as_one=False)
             everyone = self.ranks.agree(END, Pair(first, second))
             if 0 in sizes and any(one.part.has_gathered for one in everyone):
                 raise NotCheckedError(f"{sum(sizes)} samples are too few for ranks that gather")

@@ -133,7 +133,7 @@ class Passes:
     def _stubs(self) -> Iterator[None]:
         """Let optimizers, schedules, logs and checkpoints note what they are given, and no more."""
         trainer, module = self.trainer, self.module
-        of_trainer, loggers = dict(vars(trainer)), trainer.loggers
+        of_trainer = dict(vars(trainer))
         wrapped: Any = module.optimizers() if trainer.optimizers else []
         optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
         stubs: list[tuple[Any, dict[str, Any]]] = [
@@ -143,8 +143,8 @@ class Passes:
         ]
         stubs += [(one, {"step": self._stepping(one)}) for one in optimizers]
         stubs += [(c.scheduler, {"step": do_nothing}) for c in trainer.lr_scheduler_configs]
-        # Lightning's own ``all_gather``, which knows nothing of the batch that is about to run.
         stubs += [(callback, {"log": self._log}) for callback in self.users]
+        # Lightning's own ``all_gather``, which knows nothing of the batch that is about to run.
         strategy = trainer.strategy
         stubs += [(strategy, {"all_gather": type(strategy).all_gather.__get__(strategy)})]
         own = self.global_batches
@@ -162,7 +162,6 @@ class Passes:
                     vars(owner).update({} if value is None else {name: value})
             own.weight, own.means = weight, means
             mean_over.use(count)
-            trainer.loggers = loggers
             vars(trainer).clear()
             vars(trainer).update(of_trainer)
 
