@@ -216,6 +216,27 @@ def test_mistakes_get_their_place_and_a_traceback_in_the_log_and_right_code_trai
     assert train(mine) == "no mistake was found"
 
 
+def test_error_of_a_public_package_names_its_line_and_its_traceback_is_in_the_log(
+    owners: Callable[..., Path], mine: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package raises itself, calls torch which raises, or is called in a data worker."""
+    log = tmp_path / "run" / "run.log"
+    for mistake, settings in (
+        *((FIFTH, {"trainer": {"max_epochs": 2}}), (SHAPES, {})),
+        (COLUMN, {"data": {"num_workers": 1}}),
+    ):  # fmt: skip
+        home = tmp_path / mistake.function / "site-packages"
+        home.mkdir(parents=True)
+        owners(mistake).rename(home / "mine.py")
+        monkeypatch.syspath_prepend(home)
+        message = train(mine, **settings)
+        assert re.match(rf"mine\.py:\d+ in {mistake.function}: ", message), message
+        assert mistake.says in message
+        assert len(message.splitlines()) <= 3
+        assert "Traceback (most recent call last)" in log.read_text()
+        log.unlink()
+
+
 def test_mistake_in_a_data_worker_or_a_replica_gets_its_place(
     owners: Callable[..., Path], mine: DictConfig
 ) -> None:

@@ -1,8 +1,9 @@
 """Show a mistake in a run's settings, or in its user's code, in one to three lines.
 
 In: an exception. Out: while a run is built, a ``UserError``, which leaves no folder; later the
-innermost line of the user's code, its exception and one hint, which ``command.main`` prints. A bug
-of the harness keeps its traceback. Only a run that fails imports this file.
+innermost line of the user's code or of a public package, its exception and one hint, which
+``command.main`` prints. A bug of the harness keeps its traceback. Only a run that fails imports
+this file.
 """
 
 import re
@@ -27,6 +28,12 @@ from harness.watch.objective import missing_score
 
 LIBRARIES = (Path(harness.__path__[0]).resolve(), Path(sysconfig.get_path("stdlib")).resolve())
 LIGHTNING = ("pytorch_lightning", "lightning_fabric")  # what these raise themselves has a reason
+# Packages in which an error of the harness itself may end: it calls them, or Lightning does for it.
+CALLED = (
+    *("torch", "torchmetrics", "lightning_utilities", "hydra", "omegaconf", "yaml", "numpy"),
+    *("polars", "sklearn", "PIL", "rich", "matplotlib", "tensorboard", "packaging", "fsspec"),
+    *("optuna", "pynvml", "onnx", "onnxruntime", "onnxscript"),
+)
 MAX_LENGTH = 300  # characters of a message, two lines of a screen
 SHOWS_TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback."
 CLEAN_UP = "Please call `iter(combined_loader)` first"  # of Lightning, if loaders did not start
@@ -95,15 +102,39 @@ class ErrorInfo(NamedTuple):
         ours = [LIBRARIES[0] in Path(line.filename).parents for line in self.lines]
         below = self.lines[ours.index(True) if any(ours) else 0 :]
         line = next((line for line in reversed(below) if is_users(line.filename)), None)
-        if line is None:
-            return ""
-        place = f"{shown(line.filename)}:{line.lineno}"
-        return place if line.name == "<module>" else f"{place} in {line.name}"
+        return "" if line is None else place(shown(line.filename), line)
+
+    @property
+    def package_line(self) -> str:
+        """Return the line of a public package that raised, or whose call of torch did, or ""."""
+        for line in reversed(self.lines):
+            home, name = installed(line.filename)
+            if name and name not in (*CALLED, *LIGHTNING, "lightning", "harness"):
+                return place(str(Path(line.filename).resolve().relative_to(home)), line)
+            if name not in CALLED and LIBRARIES[1] not in Path(line.filename).resolve().parents:
+                return ""
+        return ""
 
     @property
     def headline(self) -> str:
-        """Return the user's line, if there is one, and what was raised."""
-        return ": ".join(filter(None, [self.user_line, self.kind, self.message]))
+        """Return the line to blame, if there is one, and what was raised."""
+        line = self.user_line or self.package_line
+        return ": ".join(filter(None, [line, self.kind, self.message]))
+
+
+def place(path: str, line: traceback.FrameSummary) -> str:
+    """Return the file, the number and the function of a line."""
+    where = f"{path}:{line.lineno}"
+    return where if line.name == "<module>" else f"{where} in {line.name}"
+
+
+def installed(file: str) -> tuple[Path, str]:
+    """Return the folder that an installed package lies in and its name; "" for other code."""
+    path = Path(file).resolve()
+    for home in path.parents:
+        if home.name.endswith("-packages"):
+            return home, path.relative_to(home).parts[0].removesuffix(".py")
+    return path, ""
 
 
 def is_users(file: str) -> bool:
@@ -136,15 +167,15 @@ def of_user(error: BaseException) -> str | None:
     """Describe a mistake in the user's code in one to three lines, and log its traceback.
 
     Returns:
-        ``None`` if no line of the user's is to blame, Lightning has not raised it, and there is no
-        hint.
+        ``None`` if no line of the user's or of a public package is to blame, Lightning has not
+        raised it, and there is no hint.
     """
     error = _cause(error)
     info = read_error(error)
     hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
     last = Path(info.lines[-1].filename).parts if info.lines else ()
-    is_of_lightning = not {*LIGHTNING}.isdisjoint(last)
-    if isinstance(error, TrainingError) or not (hint or info.user_line or is_of_lightning):
+    is_others = info.user_line or info.package_line or not {*LIGHTNING}.isdisjoint(last)
+    if isinstance(error, TrainingError) or not (hint or is_others):
         return None
     if re.search(OF_NO_LINE, info.message):
         info = info._replace(lines=[])
