@@ -39,6 +39,11 @@ def tied():
     return net
 
 
+def shared():
+    layer = nn.Linear(6, 6)
+    return Net(lambda m, x: m.b(m.a(x)), a=layer, b=layer)
+
+
 def frozen():
     net = mlp()
     net[0].requires_grad_(False)
@@ -85,6 +90,7 @@ def compiled_in_place():
 ZOO = {
     "lstm": lambda: Net(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(6, 4, batch_first=True)),
     "tied_weights": tied,
+    "shared_submodule": shared,
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(6, 4)),
     "checkpoint_reentrant": lambda: Net(
         lambda m, x: checkpoint(m.a, m.b(x), use_reentrant=True), a=mlp(), b=nn.Linear(6, 6)

@@ -139,11 +139,14 @@ class _Call(nn.Module):
 def copied(module: nn.Module, root: torch.device, device: torch.device) -> dict[str, Tensor]:
     """Copy the parameters and buffers on `root` to another device, by their names in `_Call`.
 
-    Gradients of the copies flow back to the parameters.
+    Gradients of the copies flow back to the parameters. A submodule with two names is copied under
+    the first alone: ``functional_call`` would leave the copy in place of its parameter.
     """
     call, by_id, tensors = _Call(module, None, device), dict[int, Tensor](), dict[str, Tensor]()
-    for named in (call.named_parameters, call.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
+    for prefix, owner in call.named_modules():
+        own = owner.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        buffers = owner.named_buffers(prefix, recurse=False, remove_duplicate=False)
+        for name, tensor in itertools.chain(own, buffers):
             if tensor.device == root:
                 if id(tensor) not in by_id:  # tied parameters stay tied
                     by_id[id(tensor)] = tensor.to(device, non_blocking=True, copy=True)
