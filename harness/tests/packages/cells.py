@@ -36,6 +36,8 @@ PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "nequip": {},
     "rl4co": {"convert": ("--prefix", "")},  # a layer of it is called `module`
     "deeptab": {},
+    "transformers": {},
+    "peft": {},
 }
 # What conf/rules.yaml has to allow of a project that uses them; a method by its whole name.
 NAMED = (

@@ -122,6 +122,19 @@ def windows() -> LightningDataModule:
     return of_loaders(lambda split: DataLoader(splits[split], 10, shuffle=split == "train"))
 
 
+def sentences() -> LightningDataModule:
+    """Sentences of 8 of 40 words by transformers' names, labelled by a third of the first word."""
+    words = torch.randint(40, (48, 8), generator=torch.Generator().manual_seed(0))
+    samples: Any = [
+        {"input_ids": line, "attention_mask": torch.ones_like(line), "labels": line[0] % 3}
+        for line in words
+    ]
+    splits = {"train": samples, "val": samples[:16]}
+    return of_loaders(
+        lambda split: DataLoader(splits[split], 8, shuffle=split == "train"), *("test", "predict")
+    )
+
+
 def atoms(**settings: Any) -> Any:
     """nequip's own data module, after the state that its own script sets before everything else."""
     from nequip.data.datamodule import ASEDataModule

@@ -10,7 +10,10 @@ from tests.packages.cells import COLUMNS, PACKAGES, Cells
 from tests.verdicts.cells import row
 from tests.verdicts.table import read
 
-NEEDED = ("chemprop", "deeptab", "gluonts", "nequip", "pytorch_forecasting", "rl4co")
+NEEDED = (
+    *("chemprop", "deeptab", "gluonts", "nequip", "peft", "pytorch_forecasting", "rl4co"),
+    "transformers",
+)
 CONF = Path(__file__).with_name("conf") / "experiment"
 
 
