@@ -56,7 +56,7 @@ ADVISED: dict[str, list[Loss]] = {
     "sum_over(sum, number)": [
         lambda m, x, y: sum_over(m(x).square().sum(), (x > 1.5).sum(), at_least=2.0),
     ],
-    "self.all_gather(x, sync_grads=True).flatten(0, -2)": [compared],
+    "self.all_gather(z, sync_grads=True).flatten(0, -2)": [compared],
     "loss / len(x)": [lambda m, x, y: per_sample(m, x, y).sum() / len(x)],
 }
 RIGHT = [(text, loss) for text, losses in ADVISED.items() for loss in losses]

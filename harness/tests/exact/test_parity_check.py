@@ -4,6 +4,8 @@ import gc
 import itertools
 import os
 import random
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -284,6 +286,11 @@ def test_a_rank_that_fails_or_meets_others_ends_no_run(tmp_path: Path) -> None:
         assert says in found["unchecked"]
 
 
+@dataclass(slots=True)
+class Slots:
+    number: int
+
+
 class Everything(Classifier):
     """Changes whatever a step can change."""
 
@@ -297,6 +304,8 @@ class Everything(Classifier):
         self.plain, self.nested = torch.zeros(3), {"a": [0, {"b": 1.0}]}
         self.generator, self.counts = random.Random(0), [0]
         counts = self.counts
+        self.counter, self.slots = Counter("a"), Slots(0)
+        self.bytes, self.moving, self.delta = bytearray(), torch.zeros(2), torch.zeros(2)
         self.handle = self.net.register_forward_hook(lambda *_: counts.append(len(counts)))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -308,6 +317,13 @@ class Everything(Classifier):
         self.plain = self.plain * 1.5
         self.nested["a"][1]["b"] += self.generator.random()  # type: ignore[index]
         self.nested[str(batch_idx)] = []
+        self.counter["steps"] += 1
+        self.slots.number += 1
+        self.bytes += b"a"
+        self.moving.data = self.moving.data * 0.9 + 0.1
+        self.delta.requires_grad_()
+        (self.delta * 2).sum().backward()  # type: ignore[no-untyped-call]
+        self.trainer.datamodule.num_steps = 1 + vars(self.trainer.datamodule).get("num_steps", 0)  # type: ignore[attr-defined]
         Everything.num_of_class += 1
         self.of_class.append(batch_idx)
         STEPS[0] += 1
@@ -327,6 +343,8 @@ def state(trainer: pl.Trainer, module: Any) -> Any:
         "weights": {n: t.clone() for n, t in module.state_dict().items()},
         "optimizer": optimizer.state_dict(),
         "plain": [module.plain.clone(), module.nested, module.counts, module.generator.random()],
+        "others": [module.counter, module.slots.number, bytes(module.bytes), module.moving],
+        "further": [module.delta.grad, trainer.datamodule.num_steps],  # type: ignore[attr-defined]
         "class": [module.num_of_class, [*module.of_class], STEPS[0]],
         "draws": [random.random(), torch.rand(2)],
         "logged": {n: float(v) for n, v in trainer.logged_metrics.items()},
@@ -443,8 +461,8 @@ def measure(optimizer: str, devices: int, path: Path) -> None:
     snapshot.to_host = sketches.to_host = counted
     vars(checks)["_run"] = measured
     module = Large(optimizer)
-    for parameter in module.parameters():
-        live.count(parameter.untyped_storage())
+    for tensor in (WEIGHTS, *module.parameters()):  # the first is a global of this file
+        live.count(tensor.untyped_storage())
     ddp = DDPStrategy(gradient_as_bucket_view=True)  # as conf/strategy/ddp.yaml
     settings = {"strategy": ddp} if devices > 1 else {"accumulate_grad_batches": 2}
     with live:

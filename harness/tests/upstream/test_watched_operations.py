@@ -65,7 +65,7 @@ def test_other_draws_are_seen() -> None:
 def test_what_is_written_is_seen_before() -> None:
     """By methods, by functions of several tensors, behind ``.data``, through a view, and out=."""
     seen: list[tuple[int, float]] = []
-    tensors = [torch.zeros(2) for _ in range(5)]
+    tensors = [torch.zeros(2) for _ in range(6)]
 
     def before_write(tensor: Tensor) -> None:
         seen.append((tensor.untyped_storage().data_ptr(), float(tensor.reshape(-1)[0])))
@@ -76,6 +76,7 @@ def test_what_is_written_is_seen_before() -> None:
         tensors[2].data.mul_(0).add_(1)
         tensors[3][:1] = 1
         torch.add(torch.ones(2), 0, out=tensors[4])
+        F.batch_norm(torch.ones(3, 2), tensors[5], torch.zeros(2), training=True, momentum=1.0)
     places = [place for place, _ in seen]
     assert {tensor.untyped_storage().data_ptr() for tensor in tensors} <= {*places}
     assert {value for _, value in seen} == {0.0}

@@ -53,6 +53,7 @@ class Ranks:
         is_alone = self.size == 1 or not dist.is_initialized()
         self.group = None if is_alone else dist.new_group(backend="gloo", timeout=PATIENCE)
         self.all_gather_object, self.all_reduce = dist.all_gather_object, dist.all_reduce
+        self.ended: Exception | None = None  # why this check is over, in all ranks
         self.is_open = False  # a collective of the user's may begin
         self.num_collectives = 0  # of the user's
 
@@ -68,12 +69,16 @@ class Ranks:
 
     def agree(self, what: str, value: Any = None) -> list[Any]:
         """Return what each rank has; raise in all ranks, unless all are about to do the same."""
+        if self.ended is not None:  # a step has caught it
+            raise self.ended
         everyone = self.meet((what, value))
         names = [name for name, _ in everyone]
         if FAILED in names:
-            raise FailedError(next(reason for name, reason in everyone if name == FAILED))
-        if others := [name for name in names if name != names[0]]:
-            raise UnequalError(f"{names[0]}, another to {others[0]}")
+            self.ended = FailedError(next(why for name, why in everyone if name == FAILED))
+        elif others := [name for name in names if name != names[0]]:
+            self.ended = UnequalError(f"{names[0]}, another to {others[0]}")
+        if self.ended is not None:
+            raise self.ended
         return [value for _, value in everyone]
 
     def agree_on_shapes(self, what: str, tensors: list[Any]) -> None:
@@ -105,6 +110,8 @@ class Ranks:
         def alone(name: str, *args: Any, **kwargs: Any) -> Any:
             refuse_own_group(args, kwargs)
             if name in COPIES:
+                if args and isinstance(args[0], list) and len(args[0]) > 1:
+                    raise NotCheckedError("it gathers into a list for several ranks")
                 target, source = ([*args, *kwargs.values()][i] for i in COPIES[name])
                 if isinstance(target, list):
                     target[0] = source if name.endswith("object") else target[0].copy_(source)
@@ -114,7 +121,8 @@ class Ranks:
                 raise NotCheckedError(f"it calls torch.distributed.{name}")
             return Done() if kwargs.get("async_op") else None
 
-        with seen_as_one_rank(trainer), replaced(alone, {"is_initialized": lambda: False}):
+        numbers: dict[str, Any] = {"is_initialized": lambda: False, "get_rank": lambda *_: 0}
+        with seen_as_one_rank(trainer), replaced(alone, numbers):
             yield
 
     @contextmanager

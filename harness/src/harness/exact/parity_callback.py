@@ -7,6 +7,7 @@ computes with the run's own ranks; a run of one device that does not accumulate 
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -91,9 +92,9 @@ class ParityChecks(pl.Callback):
         if number < 2 or is_changed or self._has_time():
             self.mode, self.has_changed = [*modes(module)], False
             self._run(trainer, lambda: self.check.look(max(0, number - 1), batch_idx))
-            if getattr(trainer.strategy.model, "find_unused_parameters", False):
-                # DDP has noted which parameters the check has used.
-                trainer.strategy.wrap_anew()  # type: ignore[attr-defined]
+            wrap_anew = getattr(trainer.strategy, "wrap_anew", None)
+            if wrap_anew and getattr(trainer.strategy.model, "find_unused_parameters", False):
+                wrap_anew()  # DDP has noted which parameters the check has used
 
     def on_validation_batch_start(
         self,
@@ -109,8 +110,9 @@ class ParityChecks(pl.Callback):
             return
         number, self.num_validations = self.num_validations, self.num_validations + 1
         if number & (number - 1) == 0 and self._has_time():
-            loader = leaves(trainer.val_dataloaders)[0]
-            self._run(trainer, lambda: self.check.look_at_validation(loader))
+            for i, loader in enumerate(leaves(trainer.val_dataloaders)):
+                if self.check is not None:
+                    self._run(trainer, partial(self.check.look_at_validation, loader, i))
 
     def _has_time(self) -> bool:
         """Return whether rank 0 has time for another check."""

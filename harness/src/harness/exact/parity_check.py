@@ -88,15 +88,16 @@ class ParityCheck:
         except UnequalShapesError:
             return {"different": UNEQUAL.format(name, "a collective of another shape")}
 
-    def look_at_validation(self, loader: Any) -> Findings:
+    def look_at_validation(self, loader: Any, dataloader_idx: int) -> Findings:
         """Check that the first samples of a validation have the same values on every rank."""
         with contextlib.suppress(UnequalShapesError):
-            return self._guarded(lambda: self._look_at_validation(loader))
+            return self._guarded(lambda: self._look_at_validation(loader, dataloader_idx))
         return {}
 
     def _guarded(self, look: Callable[[], Findings]) -> Findings:
         """Turn what fails, in whichever rank, into a finding in all of them."""
         name, reason = type(self.module).__name__, ""
+        self.ranks.ended = None
         try:
             return look()
         except UnequalShapesError:
@@ -122,6 +123,10 @@ class ParityCheck:
     def _look(self, number: int, batch_idx: int) -> Findings:
         if any(map(has_parts, self.module.parameters())):
             raise NotCheckedError("each rank has a shard of its parameters")
+        strategy: Any = self.trainer.strategy
+        notes_use = getattr(strategy.model, "find_unused_parameters", False)
+        if notes_use and not hasattr(strategy, "wrap_anew"):
+            raise NotCheckedError("find_unused_parameters with a strategy of another class")
         if has_communication_hook(self.trainer):
             raise NotCheckedError("a communication hook averages its gradients")
         with Passes(self.trainer, self.ranks) as passes:
@@ -187,7 +192,7 @@ class ParityCheck:
         found = self.ranks.agree("its second look", (noise, unstable))
         return max(one for one, _ in found), {name for _, names in found for name in names}
 
-    def _look_at_validation(self, loader: Any) -> Findings:
+    def _look_at_validation(self, loader: Any, dataloader_idx: int) -> Findings:
         sampler = getattr(loader, "batch_sampler", None)
         turns = getattr(sampler, "turns", None) or [[]]
         of_ranks = self.ranks.agree("its first samples", turns[0][:NUM_VALIDATED])
@@ -197,7 +202,7 @@ class ParityCheck:
         with Passes(self.trainer, self.ranks) as passes:
             users = self._probing()
             first, again, later = (
-                passes.validate(read_once(loader, batches), users).logged[-1]
+                passes.validate(read_once(loader, batches), users, dataloader_idx).logged[-1]
                 for batches in ([indices], [indices], [before, indices])
             )
         stable = {n: v for n, v in first.items() if not is_odd(v, again.get(n), SAME, 0.0)}

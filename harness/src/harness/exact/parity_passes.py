@@ -83,13 +83,15 @@ class Passes:
             for context in (self._quiet(), self._exact(), self._gradients(), self._stubs()):
                 stack.enter_context(context)
             self.snapshot = Snapshot(
-                self.module, self.module.hparams, *self.users, *self.trainer.optimizers
+                *(self.module, self.module.hparams, *self.users, *self.trainer.optimizers),
+                data=getattr(self.trainer, "datamodule", None),
             )
             self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.stack.close()
+        vars(self).clear()  # the snapshot refers to the stubs, and these to it
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -202,7 +204,9 @@ class Passes:
             mean_over.use(None)
             self._set_back()
 
-    def validate(self, several: Sequence[Collated], callbacks: Sequence[pl.Callback]) -> Result:
+    def validate(
+        self, several: Sequence[Collated], callbacks: Sequence[pl.Callback], dataloader_idx: int
+    ) -> Result:
         """Compute steps of a validation, with the hooks of some callbacks."""
         module, trainer = self.module, self.trainer
         step = module.validation_step
@@ -214,9 +218,10 @@ class Passes:
                     self.result.logged.append({})
                     batch = transferred(module, samples.batch)
                     with self.plugin.val_step_context() if not self.is_mixed else NOTHING:
-                        output = step(batch, *[0] * sum(takes))
+                        output = step(batch, *[0, dataloader_idx][: sum(takes)])
                     for callback in callbacks:
-                        callback.on_validation_batch_end(trainer, module, output, batch, 0)
+                        given = (output, batch, 0, dataloader_idx)
+                        callback.on_validation_batch_end(trainer, module, *given)
             return self.result
         finally:
             self._set_back()
@@ -240,7 +245,7 @@ class Passes:
         self.result.has_drawn = watch.has_drawn or has_drawn
         self.result.has_dropout = watch.has_dropout
         self.result.has_gathered = self.ranks.num_collectives > num_collectives
-        if self.ranks.size == 1:
+        if hasattr(self.trainer.strategy, "splitting_calls"):  # which may move a number twice
             self.result.numbers = self.snapshot.numbers()
 
     def _begin(self, seed: int) -> None:

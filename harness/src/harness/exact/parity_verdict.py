@@ -34,18 +34,19 @@ MORE = "See 'Any loss' in harness/docs/strategies.md."
 ADVICE = {
     SUM: "sum_over(loss)",
     MEAN: "mean_over(loss, number)",
-    OTHER: "self.all_gather(x, sync_grads=True).flatten(0, -2)",
+    OTHER: "self.all_gather(z, sync_grads=True).flatten(0, -2)",
 }
+GATHERED = "z = self.all_gather(z).flatten(0, -2)"
 CURES = {
     SUM: f"Its loss is a sum: return {ADVICE[SUM]}, from harness.",
     MEAN: "Its loss is a mean over tokens, nodes or weights, not over samples: return "
     f"{ADVICE[MEAN]}, from harness.",
-    OTHER: "Its loss compares samples, or is a function of the whole batch: gather first, "
-    f"x = {ADVICE[OTHER]}",
+    OTHER: "Its loss compares samples, or is a function of the whole batch: gather the outputs "
+    f"(B, D) that it compares, z = {ADVICE[OTHER]}",
     "accumulated": "Its loss compares samples, or is a function of the whole batch: use "
     "trainer.accumulate_grad_batches=1, and a smaller batch.",
     "state": "It keeps what each rank has made of its own samples, such as a bank, a running mean "
-    f"or a table: gather first, x = {ADVICE[OTHER]}",
+    f"or a table: gather what you put into it, before you put it there, {GATHERED}",
     "backward": "backward or on_before_backward changes the gradient of each rank for itself: add "
     "it to the loss that training_step returns, or change it in on_before_optimizer_step.",
     "hook": "A hook of a parameter changes the gradient of each rank before they are averaged: "
@@ -75,7 +76,7 @@ LOGGED = (
 )
 EVALUATES = (
     "{} evaluates with what each rank has made of its own samples: {} of the same samples is {} on "
-    f"the ranks.\nGather first what it keeps: x = {ADVICE[OTHER]}"
+    f"the ranks.\nGather what you put into it, before you put it there: {GATHERED}"
 )
 DEPENDS = (
     "{} evaluates a batch by what it has kept of those before, and each rank has others before it: "

@@ -107,4 +107,5 @@ def kind_of(whole: Sketches, parts: Sequence[Sketches], limit: float) -> str:
         return OTHER
     factors = nn.functional.relu(torch.linalg.lstsq(columns, target[:, None]).solution)
     rest = float((columns @ factors - target[:, None]).norm())
-    return MEAN if rest <= 10 * limit * scale else OTHER
+    is_mean = abs(float(factors.sum()) - 1) <= max(1e-3, 100 * limit)
+    return MEAN if is_mean and rest <= 10 * limit * scale else OTHER

@@ -27,12 +27,14 @@ from harness.checkpoints.plain import RECORDING, SCALARS
 from harness.data.randomness import GENERATORS
 
 MOST_BYTES = 64 * 2**20  # on the host
-MOST_OBJECTS = 200_000
+MOST_OBJECTS = 100_000
+MOST_ELEMENTS = 10_000  # of a container of a data module
 MOST_COMPARED = 1024  # elements of a tensor, in ``numbers``
 CONTAINERS = (list, dict, set, deque, bytearray)
+GLOBALS: Any = (*CONTAINERS, *GENERATORS, Tensor, np.ndarray)  # of a user's file
 # A step reads them, and leaves them as they are; or the run has them, and they are replaced.
 LEFT_ALONE = (
-    *(types.ModuleType, logging.Logger, logging.Handler, Dataset, DataLoader, Sampler),
+    *(types.ModuleType, logging.Logger, logging.Handler),
     *(threading.Thread, weakref.ref, *weakref.ProxyTypes, pl.Trainer, pl.strategies.Strategy),
     *(pl.loggers.Logger, torch.dtype, torch.device, torch.utils.hooks.RemovableHandle),
 )
@@ -52,29 +54,38 @@ class Snapshot:
 
     Args:
         roots: modules, callbacks, or any objects whose attributes and containers are followed.
+        data: the data module; its arrays and large containers are left alone.
 
     Raises:
         NotCheckedError: an iterator or an open file is among them, which nobody can set back; or
             more than ``MOST_OBJECTS``.
     """
 
-    def __init__(self, *roots: Any) -> None:
+    def __init__(self, *roots: Any, data: Any = None) -> None:
         self.contents: list[tuple[Any, Any]] = []  # a container and its elements
         self.cells: list[tuple[Any, Any]] = []  # of closures
         self.of_owners: list[tuple[Any, str, Any]] = []  # attributes of classes, names in files
         self.states: list[tuple[Any, Any]] = []  # arrays and generators, with copies of them
+        self.tensors: list[tuple[Tensor, Tensor, Tensor | None, bool]] = []
         self.storages: set[int] = set()  # of the tensors, by address
         self.written: dict[int, tuple[Tensor, Tensor]] = {}  # bytes of a storage, and their copy
         self.labels: dict[int, str] = {}  # of the attributes of objects, by id
         self.num_bytes = 0
-        self._follow([*roots])
+        seen: set[int] = set()
+        self._follow([*roots], seen)
+        self._follow([data], seen, is_data=True)
 
-    def _follow(self, queue: list[Any]) -> None:
-        seen = {id(value) for value in SCALARS}
+    def _follow(self, queue: list[Any], seen: set[int], is_data: bool = False) -> None:
         for value in queue:  # which grows meanwhile
-            if type(value) in SCALARS or id(value) in seen or isinstance(value, LEFT_ALONE):
+            is_plain = type(value) in SCALARS and type(value) is not bytearray
+            if is_plain or id(value) in seen or isinstance(value, LEFT_ALONE):
                 continue
             seen.add(id(value))
+            if is_data and (isinstance(value, np.ndarray) or is_large(value)):
+                continue
+            if isinstance(value, (Dataset, DataLoader, Sampler)):
+                self.contents.append((vars(value), list(vars(value).items())))
+                continue
             if len(seen) > MOST_OBJECTS:
                 raise NotCheckedError(f"it reaches more than {MOST_OBJECTS} objects")
             queue += self._parts(value)
@@ -85,6 +96,10 @@ class Snapshot:
         if isinstance(value, Tensor):
             if value.layout is torch.strided and not value.is_meta:
                 self.storages.add(value.untyped_storage().data_ptr())
+                # ``.data`` is an alias, which a step may exchange.
+                gradient = value.grad if value.is_leaf else None
+                self.tensors.append((value, value.data, gradient, value.requires_grad))
+                yield from (gradient, vars(value))
         elif isinstance(value, np.ndarray):
             self._count(value.nbytes)
             self.states.append((value, value.copy()))
@@ -117,6 +132,8 @@ class Snapshot:
         elif isinstance(value, torch.optim.Optimizer):
             yield value.state
             self.contents += [(group, list(group.items())) for group in value.param_groups]
+        elif isinstance(value, torch.jit.ScriptModule):
+            raise NotCheckedError("it holds a module of torch.jit")
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             is_module = isinstance(value, nn.Module)
             if not is_module and (package(kind) in ("harness", *RECORDING) or is_internal(kind)):
@@ -127,14 +144,18 @@ class Snapshot:
             yield vars(value)
             if package(kind) not in (*MACHINERY, "torch"):
                 yield from self._of_class(kind)
+        if package(kind) not in (*MACHINERY, "torch", "builtins", "numpy"):
+            slots = {name for k in kind.__mro__ for name in vars(k).get("__slots__", ())}
+            held = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+            self.of_owners += [(value, name, part) for name, part in held]
+            yield from (part for _, part in held)
 
     def _of_class(self, kind: type) -> Iterator[Any]:
         """Remember the numbers, texts and containers of a user's class, and of its file."""
         classes = [k for k in kind.__mro__ if package(k) not in (*MACHINERY, "torch", "builtins")]
         for owner in {id(o): o for o in [*classes, sys.modules.get(kind.__module__)] if o}.values():
             for name, value in list(vars(owner).items()):
-                is_plain = type(value) in SCALARS or isinstance(value, (*CONTAINERS, Tensor))
-                if name[:2] != "__" and is_plain:
+                if name[:2] != "__" and (type(value) in SCALARS or isinstance(value, GLOBALS)):
                     self.of_owners.append((owner, name, value))
                     yield value
 
@@ -163,6 +184,8 @@ class Snapshot:
         """Return the numbers and small tensors that the containers hold now, by place and name."""
         found = {}
         for i, (live, _) in enumerate(self.contents):
+            if len(live) > MOST_COMPARED:
+                continue
             owner, is_list = (
                 self.labels.get(id(live), "an element"),
                 isinstance(live, (list, deque)),
@@ -179,10 +202,18 @@ class Snapshot:
         with torch.no_grad():
             for content, copied in self.written.values():
                 content.copy_(copied)
+        for tensor, alias, gradient, requires_grad in self.tensors:
+            if place_of(tensor) != place_of(alias):
+                tensor.data = alias
+            if tensor.is_leaf:
+                if tensor.requires_grad != requires_grad:
+                    tensor.requires_grad_(requires_grad)
+                if tensor.grad is not gradient:
+                    tensor.grad = gradient
         for cell, content in self.cells:
             cell.cell_contents = content
         for owner, name, value in self.of_owners:
-            if vars(owner).get(name) is not value:
+            if getattr(owner, name, None) is not value:
                 setattr(owner, name, value)
         for live, elements in self.contents:
             refill(live, elements)
@@ -194,9 +225,19 @@ class Snapshot:
                 set_state(value, state)
 
 
+def is_large(value: Any) -> bool:
+    """Return whether a container has more elements than are worth a copy."""
+    return isinstance(value, (*CONTAINERS, tuple)) and len(value) > MOST_ELEMENTS
+
+
 def is_internal(kind: type) -> bool:
     """Return whether a class is a private one of torch."""
     return kind.__module__.startswith("torch._")
+
+
+def place_of(tensor: Tensor) -> Any:
+    """Return where a tensor's elements are, and in which order."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def cell_content(cell: Any) -> list[Any]:
@@ -220,7 +261,10 @@ def refill(live: Any, elements: list[Any]) -> None:
     if is_same:
         return
     live.clear()
-    (live.update if isinstance(live, (dict, set)) else live.extend)(elements)
+    if isinstance(live, dict):
+        live.update(dict(elements))  # a Counter counts what is no mapping
+    else:
+        (live.update if isinstance(live, set) else live.extend)(elements)
 
 
 def state_of(generator: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+RUNNING = ("running_mean", "running_var")
 SEEDED = torch.Tag.nondeterministic_seeded
 
 
@@ -47,9 +48,8 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "native_dropout_backward":
             return args[0].clone()
-        if schema.is_mutable:
-            for tensor in written(schema, args, kwargs):
-                self.before_write(tensor)
+        for tensor in written(schema, args, kwargs):
+            self.before_write(tensor)
         if name in ("bernoulli_", "bernoulli") and schema.overload_name in ("float", "p"):
             # torch leaves out what is the default, 0.5.
             keep = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
@@ -74,7 +74,9 @@ def has_gradient_hooks(module: nn.Module) -> bool:
 def written(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Iterate over the tensors that an operation with these arguments writes in place."""
     for i, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        # What normalises writes its running numbers, and its schema does not say so.
+        is_declared = argument.alias_info is not None and argument.alias_info.is_write
+        if is_declared or argument.name in RUNNING:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(tensor, Tensor):
