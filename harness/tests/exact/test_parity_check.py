@@ -137,6 +137,10 @@ LOSSES: dict[str, tuple[str, Any]] = {  # what is said of them, "" where nothing
     "square of a mean": ("of the whole batch", lambda m, x, y: m(x).mean(0).square().sum()),
     "baseline made in the step": ("each rank has made of its own samples", baseline),
     "gathered without gradients": ("compares samples", gathered),
+    "gathered": (
+        "Give the DataLoader drop_last=True",
+        lambda m, x, y: m.all_gather(m(x), sync_grads=True).flatten(0, -2).square().mean(),
+    ),
     "logged sum": ("logs train/total in training", sum_logged),
     "draws": (
         "draws random numbers",

@@ -183,7 +183,8 @@ class Gathering:
                 raise UserError(
                     "self.all_gather needs one shape in all processes, and they have "
                     f"{', '.join(map(str, shapes))}.\n"
-                    "In training, use a batch size that the processes divide, with drop_last=True. "
+                    "In training, the last batch of an epoch may be smaller: give the DataLoader "
+                    "drop_last=True, and a batch size that the processes divide. "
                     "At the end of an evaluation, append to a list of the module instead: lists "
                     "are gathered."
                 )

@@ -50,6 +50,11 @@ log = logging.getLogger(__name__)
 END = "the end of its step"
 NUM_VALIDATED = 16  # samples
 SAME = 1e-9  # the relative difference of what is computed twice
+SHAPES = (
+    "{} gathers tensors of its part of a batch, which must have one shape on all ranks, and not "
+    "all batches of this run are even: it will end at the first other one, the last of an epoch.\n"
+    "Give the DataLoader drop_last=True, and a batch size that {} ranks divide."
+)
 NOT_CHECKED = (
     "It was not checked whether {} trains alike on one device and on several: {}.\n"
     "`python scripts/prove.py` compares whole runs."
@@ -74,14 +79,18 @@ class ParityCheck:
 
     def look(self, number: int, batch_idx: int) -> Findings:
         """Check before a step, with samples of the first batches' one with this number."""
-        name = type(self.module).__name__
-        with contextlib.suppress(UnequalShapesError):  # what ranks gather must have one shape
+        name, further = type(self.module).__name__, Findings()
+        try:
             found = self._guarded(lambda: self._look(number, batch_idx))
             if self.must_be_even or not (self.has_single and "unchecked" in found):
                 return found
+        except TooSmallError:
+            pass
+        except UnequalShapesError:
+            further = {"shapes": SHAPES.format(name, self.ranks.size)}
         self.must_be_even = True  # from here on: one sample may also be too few for a step
         try:
-            return self._guarded(lambda: self._look(number, batch_idx))
+            return self._guarded(lambda: self._look(number, batch_idx)) | further
         except TooSmallError:
             reason = "parts of so few samples have no finite gradient"
             return {"unchecked": NOT_CHECKED.format(name, reason)}
