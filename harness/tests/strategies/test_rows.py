@@ -1,6 +1,5 @@
 """What the sampler says is split: in every kind of step, each row once, and nothing else."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -109,20 +108,24 @@ def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(
     assert caplog.text.count("nobody says how many samples a batch has") == 1
 
 
-def test_calls_of_a_copy_are_split_as_those_of_the_module() -> None:
+def test_calls_outside_of_steps_are_split_where_they_are_asked_to_be() -> None:
     module, strategy = Watched(), DataParallelStrategy()
     x = torch.randn(7, D)
     expected = module(x)
 
-    class Copies(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            copied = copy.deepcopy(pl_module)
+    class Calls(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
             seen: list[int] = []
-            copied.net.register_forward_hook(lambda layer, given, _: seen.append(len(given[0])))
-            strategy.split_calls(copied, 7)
-            torch.testing.assert_close(copied(x), expected)
-            assert seen == [4, 3]
-            with pytest.raises(UserError, match="the batch has 7 samples"):
-                copied(x[:5])
+            handle = pl_module.net.register_forward_hook(
+                lambda layer, given, _: seen.append(len(given[0]))
+            )
+            with strategy.splitting_calls(7):
+                torch.testing.assert_close(pl_module(x), expected)
+                assert seen == [4, 3]
+                with pytest.raises(UserError, match="the batch has 7 samples"):
+                    pl_module(x[:5])
+            pl_module(x)
+            assert seen == [4, 3, 7]
+            handle.remove()
 
-    trainer(strategy, callbacks=[Copies()], **ONE_EPOCH).fit(module, datamodule=Data())
+    trainer(strategy, callbacks=[Calls()], **ONE_EPOCH).fit(module, datamodule=Data())

@@ -26,7 +26,8 @@ from harness.checkpoints.owners import (
     structure,
     values,
 )
-from harness.checkpoints.plain import SCALARS, Packer, Unpacker, digest
+from harness.checkpoints.plain import Packer, Unpacker, digest
+from harness.kinds import SCALARS
 from harness.names import few
 from harness.processes.agreement import gather
 

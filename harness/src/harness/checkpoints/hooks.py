@@ -7,8 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning import callbacks
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from harness.checkpoints.owners import MACHINERY, package
-from harness.exact.seeded_steps import SeededSteps
+from harness.kinds import MACHINERY, package
 from harness.shards import whole
 from harness.upstream import callbacks_of
 
@@ -19,13 +18,10 @@ def begins_epochs(callback: pl.Callback) -> bool:
     A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
     give the optimizer its parameters a second time.
     """
-    stock = (
-        callbacks.GradientAccumulationScheduler,
-        callbacks.StochasticWeightAveraging,
-        SeededSteps,
-    )
+    stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
     hook = type(callback).on_train_epoch_start
-    return isinstance(callback, stock) or package(hook) not in MACHINERY
+    seeds = getattr(callback, "seeds_hooks", False)
+    return seeds or isinstance(callback, stock) or package(hook) not in MACHINERY
 
 
 def changes_weights_at_end(trainer: pl.Trainer) -> bool:

@@ -19,6 +19,7 @@ from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
+from harness.kinds import MACHINERY, package
 from harness.shards import parted_like, whole
 from harness.upstream import callbacks_of
 
@@ -26,12 +27,6 @@ Name = tuple[str, str]  # an owner, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
 # The state of ``fully_shard`` on a module: a digest of its tensors would keep their memory.
 OF_FSDP = "__composable_api_state_key"
-MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
-
-
-def package(kind: Any) -> str:
-    """Return the name of the package that defines a class."""
-    return str(kind.__module__).partition(".")[0]
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from harness.kinds import RECORDING, SCALARS
+
 MARK = "#"
-SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
-SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
 MAPPINGS: Any = (dict, OrderedDict, Counter, defaultdict)
 COLLECTIONS: Any = (list, tuple, set, frozenset, deque)
 KINDS: dict[str, Any] = {k.__name__: k for k in (*MAPPINGS, *COLLECTIONS, int, float)}
@@ -36,7 +36,6 @@ IGNORED = (
     *(threading.Thread, threading.Event, threading.Condition, threading.local),
     *(type(threading.Lock()), type(threading.RLock()), Dataset, DataLoader, Sampler),
 )
-RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
 
 
 class Packer:

@@ -17,8 +17,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.owners import MACHINERY, named_objects, package
-from harness.checkpoints.plain import digest
 from harness.errors import UserError
 from harness.exact.collectives import (
     FAILED,
@@ -41,7 +39,8 @@ from harness.exact.parity_verdict import (
     is_odd,
 )
 from harness.exact.sketches import difference
-from harness.exact.snapshot import NotCheckedError
+from harness.exact.snapshot import NotCheckedError, Snapshot
+from harness.kinds import MACHINERY, package
 from harness.shards import has_parts
 from harness.upstream import callbacks_of
 from harness.upstream.processes import has_communication_hook
@@ -238,7 +237,6 @@ class ParityCheck:
             if package(type(callback)) not in MACHINERY
             and getattr(type(callback), hook) is not getattr(pl.Callback, hook)
         ]
-        named = named_objects(self.trainer)
-        mine = [digest(vars(callback), {**named, id(callback): "itself"}) for callback in users]
+        mine = [Snapshot(callback).fingerprint() for callback in users]
         everyone = self.ranks.agree("its callbacks", mine)
         return [c for i, c in enumerate(users) if any(one[i] != mine[i] for one in everyone)]

@@ -6,8 +6,6 @@ everything that the step has changed is set back. Next: ``parity_check.py`` comp
 """
 
 import contextlib
-import io
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +17,10 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor, nn
+from torch import Tensor
 
-from harness.checkpoints.owners import MACHINERY, package
 from harness.data.randomness import (
     generator_states,
-    preserved_generators,
     same_states,
     seed_generators,
 )
@@ -33,8 +29,10 @@ from harness.exact.collectives import Ranks
 from harness.exact.few_samples import Collated, transferred
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.self_log import operation
-from harness.exact.sketches import Sketches, sketch, zeros_like
+from harness.exact.sketches import Sketches, sketch_of, take
 from harness.exact.snapshot import Snapshot
+from harness.exact.undisturbed import do_nothing, full_precision, gradients_aside, quiet
+from harness.kinds import MACHINERY, package
 from harness.strategies.parallel_forward import running_part
 from harness.strategies.sync_batch_norm import BATCH_NORMS
 from harness.upstream import callbacks_of
@@ -80,8 +78,10 @@ class Passes:
 
     def __enter__(self) -> "Passes":
         with contextlib.ExitStack() as stack:
-            for context in (self._quiet(), self._exact(), self._gradients(), self._stubs()):
-                stack.enter_context(context)
+            stack.enter_context(quiet(self.module.device))
+            stack.enter_context(full_precision())
+            stack.enter_context(gradients_aside([*self.named.values()]))
+            stack.enter_context(self._stubs())
             self.snapshot = Snapshot(
                 *(self.module, self.module.hparams, *self.users, *self.trainer.optimizers),
                 data=getattr(self.trainer, "datamodule", None),
@@ -92,44 +92,6 @@ class Passes:
     def __exit__(self, *error: Any) -> None:
         self.stack.close()
         vars(self).clear()  # the snapshot refers to the stubs, and these to it
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Keep the generators, what is printed, and what torch compiles, out of it."""
-        device = self.module.device
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            preserved_generators(),
-            torch.compiler.set_stance("force_eager"),
-            contextlib.redirect_stdout(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # the run itself will warn
-            yield
-
-    @contextlib.contextmanager
-    def _exact(self) -> Iterator[None]:
-        """Let no product be rounded to TF32, and no convolution be chosen by timing."""
-        cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
-        flags = {"enabled": cudnn.enabled, "deterministic": cudnn.deterministic}
-        try:
-            with cudnn.flags(**flags, benchmark=False, allow_tf32=False):
-                torch.set_float32_matmul_precision("highest")
-                yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    @contextlib.contextmanager
-    def _gradients(self) -> Iterator[None]:
-        """Put the gradients and ``requires_grad`` of the run aside."""
-        before = [(p, p.grad, p.requires_grad) for p in self.named.values()]
-        try:
-            for parameter, _, _ in before:
-                parameter.grad = None
-            yield
-        finally:
-            for parameter, gradient, flag in before:
-                parameter.requires_grad_(flag).grad = gradient
 
     @contextlib.contextmanager
     def _stubs(self) -> Iterator[None]:
@@ -311,7 +273,7 @@ class Passes:
             if self.averages:
                 self.ranks.agree("a step of an optimizer")
             self.result.steps[-1].append(
-                {name: of(p) for name, p in self.named.items() if id(p) in stepped}
+                {name: sketch_of(p) for name, p in self.named.items() if id(p) in stepped}
             )
             return result
 
@@ -335,20 +297,3 @@ class Passes:
 
 NOTHING: Any = contextlib.nullcontext()
 LATER = ((2, "batch_idx"), (3, "dataloader_idx"))  # arguments of a validation_step
-
-
-def do_nothing(*_: Any, **__: Any) -> None:
-    """Replace what would have an effect."""
-
-
-def of(parameter: nn.Parameter) -> Tensor:
-    """Return the sketch of a parameter's gradient, which is 0 if there is none."""
-    return zeros_like(parameter) if parameter.grad is None else sketch(parameter.grad)
-
-
-def take(parameter: nn.Parameter, name: str, noted: Sketches) -> None:
-    """Add a parameter's gradient to its sketch, and free it."""
-    if parameter.grad is not None or name not in noted:
-        now = of(parameter)
-        noted[name] = now + noted[name].to(now) if name in noted else now
-        parameter.grad = None

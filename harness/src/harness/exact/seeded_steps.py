@@ -11,8 +11,8 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
-from harness.checkpoints.owners import MACHINERY, package
 from harness.data.randomness import mix, seed_generators
+from harness.kinds import MACHINERY, package
 from harness.upstream import callbacks_of
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -29,6 +29,8 @@ class SeededSteps(pl.Callback):
     Args:
         seed: the run's seed.
     """
+
+    seeds_hooks = True  # at an epoch's start, so also where a run resumes inside one
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -46,6 +46,19 @@ def zeros_like(parameter: Tensor) -> Tensor:
     return torch.zeros(min(size, MOST_NUMBERS), dtype=dtype)
 
 
+def sketch_of(parameter: nn.Parameter) -> Tensor:
+    """Return the sketch of a parameter's gradient, which is 0 if there is none."""
+    return zeros_like(parameter) if parameter.grad is None else sketch(parameter.grad)
+
+
+def take(parameter: nn.Parameter, name: str, noted: Sketches) -> None:
+    """Add a parameter's gradient to its sketch, and free it."""
+    if parameter.grad is not None or name not in noted:
+        now = sketch_of(parameter)
+        noted[name] = now + noted[name].to(now) if name in noted else now
+        parameter.grad = None
+
+
 def mean_of(shares: Sequence[Sketches], factor: float = 1.0) -> Sketches:
     """Return the mean over the ranks or batches that share a step, times a factor."""
     names = shares[0].keys()

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from harness.checkpoints.owners import MACHINERY, package
-from harness.checkpoints.plain import RECORDING, SCALARS
 from harness.data.randomness import GENERATORS
+from harness.kinds import MACHINERY, RECORDING, SCALARS, package
 
 MOST_BYTES = 64 * 2**20  # on the host
 MOST_OBJECTS = 100_000
@@ -196,6 +195,11 @@ class Snapshot:
                 if type(value) in (int, float) or (is_small and value.layout is torch.strided):
                     found[i, f"{owner}.{key}"] = to_host(torch.as_tensor(value)).double()
         return found
+
+    def fingerprint(self) -> list[str]:
+        """Return texts that differ where a number or the sum of a tensor does."""
+        sums = [float(tensor.detach().double().sum()) for tensor, *_ in self.tensors]
+        return [repr(sums), repr({place: n.tolist() for place, n in self.numbers().items()})]
 
     def restore(self) -> None:
         """Bring everything back; what was written stays watched for the next pass."""

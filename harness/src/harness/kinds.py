@@ -1,0 +1,16 @@
+"""Kinds of values and classes that several rooms tell apart."""
+
+from typing import Any
+
+import torch
+
+SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
+SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
+# Packages whose objects are not the user's; and those that only show or record a run.
+MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
+RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
+
+
+def package(kind: Any) -> str:
+    """Return the name of the package that defines a class."""
+    return str(kind.__module__).partition(".")[0]
