@@ -14,6 +14,7 @@ def test_killed_data_worker_is_told(tmp_path: Path) -> None:
     data = f"_target_: tests.workers.dying.Data\nflag: {flag}\n"
     model = "_target_: tests.modules.classifiers.Dropout\n"
     words = [*write_conf(tmp_path, data=data, model=model), "strategy=cpu"]
+    words.append("trainer.precision=64-true")  # these data are of doubles
     failed = command("train.py", *words, f"output_dir={tmp_path}", timeout=120)
     assert flag.exists()
     assert failed.returncode == 1
