@@ -11,11 +11,12 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from harness.errors import UserError
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+AMD_DRIVER = Path("/dev/kfd")
 GROUPS = Path("/sys/fs/cgroup")  # a container's own group is the root of all groups
 MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
 PREFIX = "train_"  # of the locks' names
@@ -80,28 +81,41 @@ def num_gpus() -> int:
     """Count the GPUs that this process may use: visible CUDA devices, or Apple's one."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return 1
-    present, visible = gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return len(present)
-    if visible.startswith("MIG-"):  # CUDA shows one of them to a process
+    present = gpus()
+    if not present and AMD_DRIVER.exists():  # NVML is NVIDIA's
+        import torch  # seconds
+
+        return torch.cuda.device_count()
+    if os.environ.get(VISIBLE, "").startswith("MIG-"):  # CUDA shows one of them to a process
         return min(len(present), 1)
-    names = {gpu.number for gpu in present} | {gpu.uuid for gpu in present} - {""}
-    return len([*takewhile(names.__contains__, map(str.strip, visible.split(",")))])
+    return len(visible(present))
+
+
+def visible(present: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs that CUDA shows: up to the first name that is none, each named once."""
+    if (names := os.environ.get(VISIBLE)) is None:
+        return present
+    shown = list[Gpu]()
+    for name in map(str.strip, names.split(",")):
+        # CUDA takes the beginning of a UUID as well, where it is that of one GPU alone.
+        begins = [gpu for gpu in present if name.startswith("GPU-") and gpu.uuid.startswith(name)]
+        named = [gpu for gpu in present if gpu.number == name] or begins
+        if len(named) != 1:
+            break
+        shown += named
+    return shown if len({*shown}) == len(shown) else []
 
 
 def candidates() -> list[Gpu]:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to choose among; a UserError if none."""
-    present, visible = gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    present, names = gpus(), os.environ.get(VISIBLE)
     if not present:
         raise UserError("gpus=emptiest finds no GPU (nvidia-smi). Leave out gpus=emptiest.")
-    if visible is None:
-        return present
-    names = [name.strip() for name in visible.split(",")]
-    shown = [gpu for name in names for gpu in present if name and name in (gpu.number, gpu.uuid)]
-    if len(shown) != len(names) or len(set(shown)) != len(shown):
+    shown = visible(present)
+    if names is not None and len(shown) != len(names.split(",")):
         raise UserError(
-            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={visible}, which must "
-            "be numbers or whole UUIDs of this machine, each once.\n"
+            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={names}, which must "
+            "be numbers or UUIDs of this machine, each once.\n"
             "Change or unset it, or leave out gpus=emptiest."
         )
     return shown
@@ -135,7 +149,7 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
             "fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end."
         )
     # Unlike numbers, UUIDs mean the same to NVML and CUDA in any order of devices.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in chosen)
+    os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen)
     return chosen
 
 

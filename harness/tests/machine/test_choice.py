@@ -44,10 +44,10 @@ def test_emptiest_come_first_and_of_equals_the_first(machine, monkeypatch) -> No
 
 def test_choice_is_among_those_that_are_visible(machine, monkeypatch) -> None:
     machine(*(FakeGpu(free) for free in (20, 80, 70, 80)))
-    for value in ("0,2", "GPU-00ab-cdef,GPU-22ab-cdef"):
+    for value in ("0,2", "GPU-00ab-cdef,GPU-22ab-cdef", "GPU-0,GPU-22"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert chosen(2) == "2,0"
-    for value in ("", "-1", "9", "1,1", "1,x", "GPU-00", "MIG-00aa", "2x"):
+    for value in ("", "-1", "9", "1,1", "1,x", "GPU-", "MIG-00aa", "2x"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={value}, which must be"):
             choice.choose_emptiest(1)

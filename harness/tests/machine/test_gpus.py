@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pynvml
 import pytest
+import torch
 
 from harness import machine as choice
+from harness.command.check import check
+from harness.command.compose import compose_command
 from harness.machine import gpus, num_gpus
-from tests.machine.fake_nvml import GIB, FakeGpu, FakeNvml
+from harness.testing import command as typed
+from tests.machine.fake_nvml import GIB, FakeGpu, FakeNvml, write_fake
+from tests.refusals import refusal
 
 
 def test_fake_has_the_names_and_numbers_of_the_library() -> None:
@@ -39,6 +44,8 @@ def test_gpus_are_counted_as_cuda_shows_them(machine, monkeypatch) -> None:
     for value, num in (
         *(("", 0), ("-1", 0), ("2", 1), ("2, 0", 2), ("0,9,1", 1), ("1,-1", 1)),
         *(("GPU-11ab-cdef,GPU-00ab-cdef", 2), ("MIG-a,MIG-b", 1)),
+        # The beginning of a UUID names a GPU if it is that of one alone; a GPU named twice, none.
+        *(("GPU-1,GPU-00", 2), ("GPU-", 0), ("GPU-0,GPU-", 1), ("0,0", 0), ("GPU-1,1", 0)),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert num_gpus() == num, value
@@ -47,10 +54,56 @@ def test_gpus_are_counted_as_cuda_shows_them(machine, monkeypatch) -> None:
     assert num_gpus() == 1
 
 
+def test_without_nvml_torch_counts_the_gpus_of_amd(machine, tmp_path: Path, monkeypatch) -> None:
+    machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert num_gpus() == 0
+    monkeypatch.setattr(choice, "AMD_DRIVER", tmp_path)
+    assert num_gpus() == 2
+    check(compose_command("train", ["strategy=ddp", "model=mlp"]))
+    check(compose_command("train", ["trainer.devices=[1]", "model=mlp"]))
+    assert "this run sees 2 GPUs: numbers 0 to 1" in refusal("model=mlp", "trainer.devices=3")
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_is_made(
+    machine, tmp_path: Path, monkeypatch
+) -> None:
+    machine(FakeGpu(80), FakeGpu(80))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    sees = "and this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=1): number 0.\nUse "
+    one, listed = "trainer.devices=1 or less, or trainer.acc", "a list of these numbers, each once"
+    for words, instead in (
+        *(
+            ((f"strategy={name}", "trainer.devices=2"), one)
+            for name in ("ddp", "dp", "ddp2", "fsdp")
+        ),
+        *(((f"trainer.devices={numbers}",), listed) for numbers in ("[1]", "[0,1]", "[0,0]", "[]")),
+        (("trainer.devices=[-1]",), listed),
+        (("strategy=gpu", "trainer.devices=2", "gpus=emptiest"), one),
+    ):
+        said = refusal("model=mlp", f"output_dir={tmp_path}", *words)
+        assert sees + instead in said, words
+    assert not [*tmp_path.iterdir()]
+    for words in ("strategy=ddp", "strategy=gpu", "trainer.devices=[0]", "strategy=dp"):
+        check(compose_command("train", ["model=mlp", words]))
+    check(
+        compose_command("train", ["strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"])
+    )
+
+
+def test_gpus_are_counted_before_torch_is_imported(tmp_path: Path) -> None:
+    fake = tmp_path / "fake"
+    variables = write_fake(fake, [FakeGpu(80)])
+    (fake / "torch.py").write_text("raise SystemExit('torch was imported')")
+    words = "strategy=ddp", "trainer.devices=2", f"output_dir={tmp_path / 'out'}"
+    result = typed("train.py", *words, environment=variables)
+    assert result.stderr.startswith("trainer.devices=2, and this run sees 1 GPU: number 0.\nUse ")
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 2)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.gpu
 def test_real_library_describes_the_first_gpu() -> None:
-    import torch
-
     gpu = gpus()[0]
     assert gpu.uuid.startswith("GPU-")
     assert gpu.total_bytes >= torch.cuda.get_device_properties(0).total_memory * 0.9

@@ -114,7 +114,7 @@ def test_only_trainings_are_swept_and_something_is_to_try() -> None:
     assert "-m is for train.py" in refusal("-m", "checkpoint=a,b", task="evaluate")
 
 
-def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     command = compose_command("train", ["strategy=ddp", "trainer.devices=2"])
     command.cfg.trainer.accelerator = "gpu"
     monkeypatch.setattr(sweep, "num_gpus", lambda: 5)
@@ -122,6 +122,10 @@ def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in sweep._slots(command)] == ["7,3", "5,1"]
     command.cfg.gpus.order = "emptiest"
     assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in sweep._slots(command)] == [None, None]
+    assert not capsys.readouterr().out
+    command.sweep["num_parallel"] = 3
+    assert len(sweep._slots(command)) == 2
+    assert "num_parallel=3: a job has GPUs of its own, and 5" in capsys.readouterr().out
 
 
 def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None:

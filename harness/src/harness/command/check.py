@@ -5,6 +5,7 @@ In: a ``Command``. Out: nothing, or a ``UserError`` that says what to type inste
 """
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from harness.command.compose import OF_THE_RUN, Command, key_of, unused
 from harness.command.explain import NO_PACKAGE, explained, nearest
 from harness.errors import UserError
 from harness.init.settings import check_file, settings
-from harness.machine import candidates, num_gpus, usable_cores
+from harness.machine import VISIBLE, candidates, num_gpus, usable_cores
 from harness.names import direction, flat, leaf, shown, typed
 from harness.processes.launcher import launcher
 from harness.strategies import launchable
@@ -211,7 +212,8 @@ def _check_devices(cfg: DictConfig) -> None:
     """Refuse devices that do not exist, and a launch that waits for what nobody starts."""
     trainer = cfg.trainer
     devices, accelerator = trainer.devices, trainer.accelerator
-    if on_cpu := accelerator == "cpu" or num_gpus() == 0:
+    num_here = num_gpus() if accelerator != "cpu" else 0
+    if on_cpu := num_here == 0:
         is_number = devices == "auto" or (isinstance(devices, int) and devices > 0)
         if accelerator not in ("auto", "cpu") or not is_number:
             wish = f"devices={devices}" if not is_number else f"accelerator={accelerator}"
@@ -219,13 +221,15 @@ def _check_devices(cfg: DictConfig) -> None:
                 f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
                 "there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
+    elif devices not in ("auto", -1):
+        _check_numbers(devices, num_here)
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     num_processes = launchable.num_processes(trainer)
     num_cores = usable_cores()
-    num_here = launchable.num_further(trainer) + 1
-    if on_cpu and num_here > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
+    num_started = launchable.num_further(trainer) + 1
+    if on_cpu and num_started > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
         raise UserError(
-            f"trainer.devices={devices} starts {num_here} processes on {num_cores} cores, which "
+            f"trainer.devices={devices} starts {num_started} processes on {num_cores} cores, which "
             f"would take minutes to import torch.\nUse trainer.devices={max(2, num_cores)} or less."
         )
     num_workers = OmegaConf.select(cfg, "data.num_workers")
@@ -241,6 +245,24 @@ def _check_devices(cfg: DictConfig) -> None:
             f"Use data.batch_size={num_processes} or more."
         )
     launchable.check_launcher(trainer, launcher())
+
+
+def _check_numbers(devices: Any, num_here: int) -> None:
+    """Refuse GPUs that this process does not see, which Lightning finds seconds later."""
+    wanted = [*devices] if OmegaConf.is_list(devices) else [*range(devices)]
+    if wanted and {*wanted} <= {*range(num_here)} and len({*wanted}) == len(wanted):
+        return
+    numbers = "number 0" if num_here == 1 else f"numbers 0 to {num_here - 1}"
+    names = os.environ.get(VISIBLE)
+    seen = f"{num_here} GPU{'s' * (num_here > 1)}{f' (of {VISIBLE}={names})' if names else ''}"
+    instead = f"Use trainer.devices={num_here} or less, or trainer.accelerator=cpu."
+    if OmegaConf.is_list(devices):
+        instead = (
+            f"Use a list of these numbers, each once, such as trainer.devices=[{num_here - 1}]."
+        )
+    elif launcher().num_here > 1:
+        instead = f"Start {num_here} on each machine, and let each process see all of its GPUs."
+    raise UserError(f"trainer.devices={devices}, and this run sees {seen}: {numbers}.\n{instead}")
 
 
 def _check_gpus(cfg: DictConfig) -> None:

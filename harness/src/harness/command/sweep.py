@@ -23,13 +23,12 @@ from harness.command.check import check
 from harness.command.compose import Command, as_hydra_reads, compose_command, key_of
 from harness.command.explain import explained
 from harness.errors import UserError, print_text
-from harness.machine import num_gpus, usable_cores
+from harness.machine import VISIBLE, num_gpus, usable_cores
 from harness.names import shown
 from harness.runs.reading import as_frame
 from harness.runs.table import REPEATS, overview, show
 from harness.sweeps import Job, Queue, Study, drive
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 MAY_CHANGE = ("sweep.num_parallel", "sweep.num_trials")  # where a sweep goes on
 PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # of a database's URL
 
@@ -186,6 +185,11 @@ def _slots(command: Command) -> list[dict[str, str]]:
         slots = [{VISIBLE: ",".join(gpus[start : start + size])} for start in starts][:most]
         if command.cfg.gpus.order != "visible":  # each job chooses among all GPUs
             slots = [{}] * len(slots)
+        if len(slots) < (most or 1):
+            print_text(
+                f"sweep.num_parallel={most}: a job has GPUs of its own, and {num_here} of this "
+                f"machine's are enough for {len(slots)} at a time."
+            )
     if len(slots) > 1 and "OMP_NUM_THREADS" not in os.environ:
         threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(slots)))}
         slots = [slot | threads for slot in slots]
