@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from harness.checkpoints.reading import read
-from harness.exact import sketches, snapshot
+from harness.exact import parity_callback, sketches, snapshot
 from harness.exact.parity_callback import ParityChecks
 from harness.exact.snapshot import MOST_BYTES
+from harness.processes import agreement
 from harness.run.train import close_process_group
 from tests.conftest import slow
 from tests.exact.live_bytes import LiveBytes
@@ -42,7 +43,7 @@ def found_in(devices: int, kinds: dict[str, Any], folder: Path, **settings: Any)
     """The findings of short runs in so many processes, which must be those of all ranks."""
 
     def train() -> None:
-        found = {}
+        found, parity_callback.FREE_SECONDS = {}, 60  # cores may be busy
         for name, make in kinds.items():
             torch.manual_seed(0)
             checks, made = ParityChecks(), make()
@@ -295,6 +296,19 @@ class Slots:
     number: int
 
 
+class OneSlot:
+    """Its only name is a text, and not a tuple of one."""
+
+    __slots__ = "__number"
+
+    def __init__(self) -> None:
+        self.__number = 0
+
+    def count(self) -> int:
+        self.__number += 1
+        return self.__number
+
+
 class Everything(Classifier):
     """Changes whatever a step can change."""
 
@@ -308,7 +322,7 @@ class Everything(Classifier):
         self.plain, self.nested = torch.zeros(3), {"a": [0, {"b": 1.0}]}
         self.generator, self.counts = random.Random(0), [0]
         counts = self.counts
-        self.counter, self.slots = Counter("a"), Slots(0)
+        self.counter, self.slots, self.slot = Counter("a"), Slots(0), OneSlot()
         self.bytes, self.moving, self.delta = bytearray(), torch.zeros(2), torch.zeros(2)
         self.handle = self.net.register_forward_hook(lambda *_: counts.append(len(counts)))
 
@@ -323,6 +337,7 @@ class Everything(Classifier):
         self.nested[str(batch_idx)] = []
         self.counter["steps"] += 1
         self.slots.number += 1
+        self.slot.count()
         self.bytes += b"a"
         self.moving.data = self.moving.data * 0.9 + 0.1
         self.delta.requires_grad_()
@@ -348,6 +363,7 @@ def state(trainer: pl.Trainer, module: Any) -> Any:
         "optimizer": optimizer.state_dict(),
         "plain": [module.plain.clone(), module.nested, module.counts, module.generator.random()],
         "others": [module.counter, module.slots.number, bytes(module.bytes), module.moving],
+        "slot": module.slot.count(),
         "further": [module.delta.grad, trainer.datamodule.num_steps],  # type: ignore[attr-defined]
         "class": [module.num_of_class, [*module.of_class], STEPS[0]],
         "draws": [random.random(), torch.rand(2)],
@@ -545,6 +561,42 @@ def test_what_cannot_be_checked_names_the_program_that_compares_runs(tmp_path: P
     for says, found in found_in(2, kinds, tmp_path).items():
         assert says in found["unchecked"]
         assert "prove.py" in found["unchecked"]
+
+
+class DropsLater(Classifier):
+    """Drops something from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def on_train_epoch_start(self) -> None:
+        self.drop.p = 0.1 * self.current_epoch
+
+
+def test_a_change_that_a_planned_check_sees_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "MOST_STEPS_BETWEEN", 1)  # as with slow steps
+    monkeypatch.setattr(parity_callback, "FREE_SECONDS", 60)
+
+    def train() -> None:
+        checks, steps = ParityChecks(), list[int]()
+        run = checks._run
+
+        def noted(*args: Any) -> None:
+            steps.append(checks.num_steps - 1)
+            run(*args)
+
+        vars(checks)["_run"] = noted
+        how = {"max_steps": 32, "limit_val_batches": 0, "precision": "64-true"}
+        small_trainer(2, checks, **how).fit(DropsLater(), data.Data("Flowers"))
+        torch.save(steps, tmp_path / f"steps_{os.environ['LOCAL_RANK']}.pt")
+        close_process_group()
+
+    in_processes(2, train)
+    planned = {0, 1, 2, 4, 8, 16} | {*range(0, 32, 4)} | {*range(0, 32, 5)}  # epochs of 5 steps
+    assert torch.load(tmp_path / "steps_0.pt") == sorted(planned)
 
 
 class Four(WithLoss):

@@ -81,9 +81,9 @@ class ParityChecks(pl.Callback):
         number, self.num_steps = self.num_steps, self.num_steps + 1
         if number % EVERY_N_STEPS == 0 or batch_idx == 0:
             self.has_changed |= self.mode != [*modes(module)]
-        votes = self.agreement.ask(int(self.has_changed))
-        is_changed = bool(votes and votes[0]) and number > 0
         is_scheduled = number & (number - 1) == 0 or batch_idx == 0 or number % self.every == 0
+        votes = self.agreement.ask(int(self.has_changed and not is_scheduled))
+        is_changed = bool(votes and votes[0])
         if (
             not (is_scheduled or is_changed)
             or getattr(trainer.strategy.model, "static_graph", 0) > number

@@ -144,7 +144,9 @@ class Snapshot:
             if package(kind) not in (*MACHINERY, "torch"):
                 yield from self._of_class(kind)
         if package(kind) not in (*MACHINERY, "torch", "builtins", "numpy"):
-            slots = {name for k in kind.__mro__ for name in vars(k).get("__slots__", ())}
+            bases = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+            members = [item for base in bases for item in base.items()]
+            slots = {name for name, one in members if isinstance(one, types.MemberDescriptorType)}
             held = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
             self.of_owners += [(value, name, part) for name, part in held]
             yield from (part for _, part in held)
