@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -35,7 +36,37 @@ def test_a_run_tells_that_its_time_was_over(tmp_path: Path) -> None:
     run = train(*words, conf=ROOT / "conf")
     why = record.read(run.folder)["stopped_early"]
     assert re.fullmatch(r"in epoch \d+: trainer.max_time was over", why)
-    assert f"It was stopped early, {why}. Use resume=null" in choose_run.finished(run.folder)
+    said = choose_run.finished(run.folder)
+    assert f"It was stopped early, {why}. Add trainer.max_time=<more> to train on" in said
+
+
+def test_more_time_trains_a_run_on_that_its_time_has_ended(tmp_path: Path) -> None:
+    """Only what is new counts: the time of the earlier start has been used."""
+    words = ["data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=9999"]
+    more = ["trainer.max_time=00:00:00:02", "data.num_train=64", f"output_dir={tmp_path}"]
+    run = train(*words, *more, conf=ROOT / "conf")
+
+    def last() -> Any:
+        return read(run.folder / "checkpoints" / "last.ckpt")
+
+    def used() -> float:
+        state: float = last()["callbacks"]["Timer"]["time_elapsed"]["train"]
+        return state
+
+    def resumed(max_time: str) -> None:
+        train(f"resume={run.folder}", f"trainer.max_time={max_time}", conf=ROOT / "conf")
+
+    first = last()
+    resumed("00:00:00:02")
+    assert last()["global_step"] == first["global_step"]
+    (run.folder / "results.json").unlink()  # as of a run that was killed in its test
+    resumed("00:00:00:02")
+    assert last()["global_step"] == first["global_step"]
+    resumed("00:00:00:04")
+    assert last()["global_step"] > first["global_step"]
+    assert 4 <= used() < 5
+    assert last()["epoch"] > first["epoch"]
+    assert record.read(run.folder)["stopped_early"].endswith("trainer.max_time was over")
 
 
 def test_best_links_to_the_best_of_k_files(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import Signals
-from harness.processes.stopping import Stopping
+from harness.processes.stopping import Stopping, is_time_over
 from harness.upstream import callbacks_of, resume
 from harness.upstream.precision import double_before_loading
 
@@ -270,13 +270,14 @@ class SafePoint(pl.Callback):
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
         counts = gather(trainer, logged.of_this_rank(trainer, self.is_end), self.agreement.group)
+        stops = trainer.should_stop and not is_time_over(trainer)  # resumed runs may have more
         checkpoint["safe_point"] = {
             "format": FORMAT,
             "step": trainer.global_step,
             "are_weights_new": self.are_weights_new,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
-            "all_ranks": logged.of_all_ranks(trainer),
+            "all_ranks": logged.of_all_ranks(trainer) | {"should_stop": stops},
             "each_rank": None if self.is_end else counts,
             "each_rank_at_end": counts if self.is_end else None,
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),

@@ -25,6 +25,7 @@ from harness.names import few, flat, is_below, typed
 from harness.processes.launcher import launcher
 from harness.record import PENDING_CONFIG
 
+MAX_TIME = "trainer.max_time"
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
 
 
@@ -61,7 +62,7 @@ def _goes_on(command: Command, run_dir: Path) -> bool:
     config, saved = resumed_config(command, run_dir), run_folder.load_config(run_dir)
     if (run_dir / "results.json").exists() and all(
         OmegaConf.select(saved, key) == OmegaConf.select(config, key)
-        for key in command.rules["may_grow"]
+        for key in (*command.rules["may_grow"], MAX_TIME)
     ):
         print_text(finished(run_dir))
         return False
@@ -228,5 +229,6 @@ def finished(run_dir: Path) -> str:
     scores += " (of the last weights)" if "tested_last_weights" in results else ""
     said = f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
     if early := record.read(run_dir).get("stopped_early"):
-        return f"{said}It was stopped early, {early}. Use resume=null to start another."
+        more = f"Add {MAX_TIME}=<more> to train on, or use" if MAX_TIME in early else "Use"
+        return f"{said}It was stopped early, {early}. {more} resume=null to start another."
     return f"{said}Add trainer.max_epochs=<more> to train on, or use resume=null to start another."

@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from harness.processes.agreement import gather
+from harness.upstream import callbacks_of
 from harness.upstream.logged_values import before_reading
 
 
@@ -68,3 +69,9 @@ class Stopping:
         if not self.is_agreed:
             wanted = gather(trainer, self.is_wanted or trainer.should_stop, self.group)
             self.is_agreed = trainer.should_stop = any(wanted)
+
+
+def is_time_over(trainer: pl.Trainer) -> bool:
+    """Return whether ``trainer.max_time`` is over, with what earlier starts of the run took."""
+    timers = [one for one in callbacks_of(trainer) if isinstance(one, pl.callbacks.Timer)]
+    return any((left := one.time_remaining()) is not None and left <= 0 for one in timers)

@@ -25,6 +25,7 @@ from harness.data.loaders import leaves
 from harness.errors import printable
 from harness.files import best_checkpoint, write_durably
 from harness.names import shown
+from harness.processes.stopping import is_time_over
 from harness.upstream import callbacks_of
 from harness.watch.throughput import Throughput
 
@@ -78,14 +79,12 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     """Write a run's results, and show the result, the speed, the folder, and two commands."""
     run_dir = Path(cfg.run_dir)
     write_durably(run_dir / "results.json", json.dumps(metrics, indent=2).encode() + b"\n")
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"stopped_early": early_stop(trainer)}
     for callback in callbacks_of(trainer):
         if isinstance(callback, Throughput):
             facts |= callback.results()
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
         facts["best"] = float(best)
-    if reason := early_stop(trainer):
-        facts["stopped_early"] = reason
     record.note(run_dir, **facts)
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
@@ -94,7 +93,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     if LAST_WEIGHTS in metrics:
         results.append("of the last weights")
     rows = {"result": ", ".join(results)} if results else {}
-    if reason:
+    if reason := facts["stopped_early"]:
         rows["stopped early"] = reason
     if "verdict" in facts:
         rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
@@ -132,7 +131,6 @@ def early_stop(trainer: pl.Trainer) -> str | None:
         if stopper.stopping_reason_message and stopper.stopped_epoch >= trainer.current_epoch - 1:
             reason = stopper.stopping_reason_message.partition(" Signaling")[0]
             return f"in epoch {stopper.stopped_epoch}: {reason}"
-    for timer in (c for c in callbacks_of(trainer) if isinstance(c, pl.callbacks.Timer)):
-        if (seconds := timer.time_remaining()) is not None and seconds <= 0:
-            return f"in epoch {trainer.current_epoch - 1}: trainer.max_time was over"
+    if is_time_over(trainer):
+        return f"in epoch {trainer.current_epoch - 1}: trainer.max_time was over"
     return None
