@@ -52,6 +52,9 @@ ADVISED: dict[str, list[Loss]] = {
     "sum_over(loss)": [
         lambda m, x, y: sum_over(per_sample(m, x, y).sum()),
         lambda m, x, y: sum_over(per_sample(m, x, y).sum() / 100),
+        lambda m, x, y: sum_over(
+            per_sample(m, x, y).sum() / m.all_gather(torch.tensor(len(x))).sum()
+        ),
     ],
     "sum_over(sum, number)": [
         lambda m, x, y: sum_over(m(x).square().sum(), (x > 1.5).sum(), at_least=2.0),

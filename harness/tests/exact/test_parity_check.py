@@ -116,6 +116,13 @@ def gathered(module: Any, x: Tensor, y: Tensor) -> Tensor:
     return torch.cdist(mine, module.all_gather(mine).flatten(0, -2)).square().mean()
 
 
+def over_all_ranks(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Divides its sum by the number of all ranks' samples, as DETR does by that of boxes."""
+    number = module.all_gather(torch.tensor(len(x))).sum()
+    loss: Tensor = F.cross_entropy(module(x), y, reduction="sum") / number
+    return loss
+
+
 def sum_logged(module: Any, x: Tensor, y: Tensor) -> Tensor:
     loss = F.cross_entropy(module(x), y)
     module.log("train/total", loss * len(x))
@@ -131,6 +138,7 @@ LOSSES: dict[str, tuple[str, Any]] = {  # what is said of them, "" where nothing
     ),
     "an all-reduce of the author's": ("", reduced),
     "sum": ("is a sum: return sum_over(loss)", lambda m, x, y: m(x).square().sum() / 8),
+    "sum over the number of all ranks": ("or return sum_over(loss)", over_all_ranks),
     "class weights": (
         "not over samples: return mean_over(loss, number)",
         lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS),
@@ -309,6 +317,13 @@ class OneSlot:
         return self.__number
 
 
+class Pair(tuple[Any, ...]):
+    """One that refuses its length, as of an e3nn ``Irrep``."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 class Everything(Classifier):
     """Changes whatever a step can change."""
 
@@ -322,6 +337,7 @@ class Everything(Classifier):
         self.plain, self.nested = torch.zeros(3), {"a": [0, {"b": 1.0}]}
         self.generator, self.counts = random.Random(0), [0]
         counts = self.counts
+        self.pair = Pair(([0], 1))
         self.counter, self.slots, self.slot = Counter("a"), Slots(0), OneSlot()
         self.bytes, self.moving, self.delta = bytearray(), torch.zeros(2), torch.zeros(2)
         self.handle = self.net.register_forward_hook(lambda *_: counts.append(len(counts)))
@@ -338,6 +354,7 @@ class Everything(Classifier):
         self.counter["steps"] += 1
         self.slots.number += 1
         self.slot.count()
+        self.pair[0].append(batch_idx)
         self.bytes += b"a"
         self.moving.data = self.moving.data * 0.9 + 0.1
         self.delta.requires_grad_()
@@ -363,7 +380,7 @@ def state(trainer: pl.Trainer, module: Any) -> Any:
         "optimizer": optimizer.state_dict(),
         "plain": [module.plain.clone(), module.nested, module.counts, module.generator.random()],
         "others": [module.counter, module.slots.number, bytes(module.bytes), module.moving],
-        "slot": module.slot.count(),
+        "slot": [module.slot.count(), module.pair[0]],
         "further": [module.delta.grad, trainer.datamodule.num_steps],  # type: ignore[attr-defined]
         "class": [module.num_of_class, [*module.of_class], STEPS[0]],
         "draws": [random.random(), torch.rand(2)],
@@ -376,16 +393,17 @@ def state(trainer: pl.Trainer, module: Any) -> Any:
 def test_a_step_leaves_no_trace_of_the_check(accumulated: int, tmp_path: Path) -> None:
     def train(is_on: bool) -> None:
         pl.seed_everything(0, verbose=False)
-        module = Everything()
+        module, checks = Everything(), ParityChecks(is_on)
         trainer = small_trainer(
             3 - accumulated,
-            ParityChecks(is_on),
+            checks,
             max_epochs=2,
             precision="64-true",
             accumulate_grad_batches=accumulated,
             log_every_n_steps=1,
         )
         trainer.fit(module, data.Data("Flowers"))
+        assert "unchecked" not in checks.findings
         if trainer.is_global_zero:
             torch.save(state(trainer, module), tmp_path / f"{is_on}.pt")
         close_process_group()

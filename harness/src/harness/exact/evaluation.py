@@ -188,7 +188,7 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
     held: list[Any] = [*named_metrics(pl_module).values()]
     for value in vars(pl_module).values():
         held += value.values() if isinstance(value, dict) else ()
-        held += value if isinstance(value, (list, tuple)) else ()
+        held += iter(value) if isinstance(value, (list, tuple)) else ()  # its length may raise
     return [one for one in held if isinstance(one, Metric)]
 
 

@@ -43,6 +43,8 @@ CURES = {
     f"{ADVICE[MEAN]}, from harness.",
     OTHER: "Its loss compares samples, or is a function of the whole batch: gather the outputs "
     f"(B, D) that it compares, z = {ADVICE[OTHER]}",
+    "gathered": "Its loss compares samples, or divides by a number of all ranks: gather the "
+    f"outputs (B, D) that it compares, z = {ADVICE[OTHER]}, or return {ADVICE[SUM]}, from harness.",
     "accumulated": "Its loss compares samples, or is a function of the whole batch: use "
     "trainer.accumulate_grad_batches=1, and a smaller batch.",
     "state": "It keeps what each rank has made of its own samples, such as a bank, a running mean "
@@ -196,7 +198,7 @@ class Verdict:
         step = next(i for i, (e, c) in enumerate(steps) if difference([e], [c])[0] > limit)
         has_gathered = any(result.has_gathered for result in self.results)
         # Gradients of parts that were averaged by hand do not tell.
-        if self.module.automatic_optimization and not has_gathered:
+        if self.module.automatic_optimization:
             weights = [size * len(self.sizes) / sum(self.sizes) for size in self.sizes]
             alone = [
                 {name: gradient / weight for name, gradient in part[step].items()}
@@ -204,6 +206,8 @@ class Verdict:
                 if weight
             ]
             kind = kind_of(self.expected[step], alone, limit)
+            if has_gathered:
+                kind = "gathered" if kind == SUM else OTHER
         return "accumulated" if kind == OTHER and self.num_ranks == 1 else kind
 
     def _trains(self, far: tuple[float, str], kind: str) -> str:

@@ -108,12 +108,12 @@ class Snapshot:
             if not getattr(value, "closed", False):
                 raise NotCheckedError(f"it holds a {kind.__name__}, which cannot be set back")
         elif isinstance(value, (*CONTAINERS, tuple, frozenset)):
-            elements: list[Any] = list(value.items() if isinstance(value, dict) else value)
+            elements = elements_of(value)
             if isinstance(value, CONTAINERS):
                 self.contents.append((value, elements))
-            held = value.values() if isinstance(value, dict) else elements
+            held = [x for pair in elements for x in pair] if isinstance(value, dict) else elements
             if not {*map(type, held)} <= SCALARS:
-                yield from [*value, *held] if isinstance(value, dict) else held
+                yield from held
             if kind.__module__ != "builtins" and hasattr(value, "__dict__"):
                 yield vars(value)  # of a class that inherits from a container
         elif isinstance(value, types.FunctionType):
@@ -233,7 +233,12 @@ class Snapshot:
 
 def is_large(value: Any) -> bool:
     """Return whether a container has more elements than are worth a copy."""
-    return isinstance(value, (*CONTAINERS, tuple)) and len(value) > MOST_ELEMENTS
+    return isinstance(value, (*CONTAINERS, tuple)) and len(elements_of(value)) > MOST_ELEMENTS
+
+
+def elements_of(value: Any) -> list[Any]:
+    """Return the elements of a container, or a dict's items; its length may raise."""
+    return [*iter(value.items() if isinstance(value, dict) else value)]
 
 
 def is_internal(kind: type) -> bool:
