@@ -34,6 +34,7 @@ WARNINGS = [
     "error",
     "ignore:This DataLoader will create",  # torch, on a machine with fewer cores than workers
     "ignore:Guards may run slower on Python 3.13.0",  # torch, of that interpreter alone
+    "ignore:Synchronization debug mode",  # torch, of torch.cuda.set_sync_debug_mode
     "ignore:The `srun` command is available",  # Lightning, wherever Slurm is installed
 ]
 

@@ -11,7 +11,8 @@ from torch import nn
 from harness.checkpoints.lookup import by_step
 from harness.errors import TrainingError
 from harness.run import train as run
-from harness.watch.non_finite import NonFinite, first_bad_weight
+from harness.watch import non_finite
+from harness.watch.non_finite import STEPS_BETWEEN, NonFinite, first_bad_weight
 from tests.faults.fork_server import command
 from tests.watch.test_replicas import DDP, SHORT
 from tests.workers.disturb import disturb
@@ -95,6 +96,24 @@ def test_frozen_weights_may_be_infinite() -> None:
     assert first_bad_weight(module) is None
     module.weight.data[0, 0] = torch.nan
     assert first_bad_weight(module) == "weight"
+
+
+def test_a_device_that_computes_beside_the_host_copies_the_bad_step(monkeypatch) -> None:
+    monkeypatch.setattr(non_finite, "AT_ONCE", "")  # as if it was not the CPU
+    module: Any = nn.Linear(2, 2)
+    trainer: Any = SimpleNamespace(global_step=0, world_size=1, precision_plugin=None)
+    trainer.strategy = SimpleNamespace(checkpoint_io=None)
+    callback = NonFinite("nowhere")
+    for trainer.global_step in range(2 * STEPS_BETWEEN):
+        value = torch.nan if trainer.global_step in (7, 9) else 1.0
+        callback.on_before_backward(trainer, module, torch.tensor(value))
+    trainer.global_step += 1  # the copy of 20 steps ago is read
+    with pytest.raises(TrainingError, match="Step 7: the loss is not finite"):
+        callback.on_before_backward(trainer, module, torch.tensor(1.0))
+    with pytest.raises(TrainingError, match="Step 7"):
+        callback.on_save_checkpoint(trainer, module, {})
+    callback.on_train_start()
+    callback.on_save_checkpoint(trainer, module, {})
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from project.data.image_files import decode_all, find_images, read_folders
 VERSION = 1  # of what ``decode`` makes: raise it when you change that, and images are decoded again
 MARGIN = 8 / 7  # side of the decoded squares by ``size``: training crops need a margin
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained networks take
+GREY = (0.299, 0.587, 0.114)  # what each colour adds to the brightness
 NUM_DRAWS = 8  # random numbers for each image: 4 for its crop, 1 for a flip, 3 for colours
 
 
@@ -56,13 +57,20 @@ def augment(
     theta[:, 1, 1], theta[:, 1, 2] = height, (2 * y - 1) * (1 - height)
     grid = F.affine_grid(theta, [*images.shape[:2], size, size], align_corners=False)
     images = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-    weights = images.new_tensor([0.299, 0.587, 0.114])[:, None, None]
+    weights = per_channel(GREY, images.device)
     for kind, draw in enumerate(draws[:, 5:].T if jitter else ()):
         factor = (1 + jitter * (2 * draw - 1))[:, None, None, None]
         grey = (images * weights).sum(1, keepdim=True)
         reference = (0 * grey, grey.mean((2, 3), keepdim=True), grey)[kind]
         images = (factor * images + (1 - factor) * reference).clamp(0, 1)
     return images
+
+
+@lru_cache  # a copy to a GPU makes the host wait: once for each device, not at each step
+@torch.inference_mode(False)
+def per_channel(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return a number for each channel, shape (C, 1, 1)."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 @lru_cache
@@ -234,7 +242,7 @@ class Images(SplitDataModule):
         else:
             low = (self.side - self.size) // 2
             images = images[:, :, low : low + self.size, low : low + self.size]
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (MEAN, STD))
+        mean, std = (per_channel(values, images.device) for values in (MEAN, STD))
         convert = self.trainer.precision_plugin.convert_input  # type: ignore[union-attr]
         # Contiguous: with channels last, oneDNN's strided 1x1 convolutions of few channels write
         # past their memory (oneDNN #6035).

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -90,7 +91,9 @@ def outside_of_training(loss: Tensor, number: Tensor | float, at_least: float | 
     """Return what ``mean_over`` and ``sum_over`` do where nothing is shared."""
     if at_least is None:
         return loss
-    return (loss / torch.as_tensor(number, device=loss.device).clamp(min=at_least)).to(loss.dtype)
+    if not isinstance(number, Tensor):
+        return loss / max(number, at_least)
+    return (loss / number.to(loss.device, non_blocking=True).clamp(min=at_least)).to(loss.dtype)
 
 
 class Means:
@@ -115,15 +118,18 @@ class Means:
         if not self.trainer.training:
             return outside_of_training(loss, weight, at_least)
         dtype, share = torch.promote_types(loss.dtype, torch.float32), self.weight()
-        number = torch.as_tensor(weight, dtype=dtype, device=loss.device).detach()
-        refuse(loss, number, "mean_over" if at_least is None else "sum_over")
+        if isinstance(weight, Tensor):
+            number = weight.detach().to(loss.device, dtype, non_blocking=True)
+        else:  # as_tensor would wait for the device
+            number = torch.full((), weight, dtype=dtype, device=loss.device)
+        refuse(loss, number, weight, "mean_over" if at_least is None else "sum_over")
         number = number.reshape(loss.shape) * bool(share)  # a share of weight 0 is padding
         times = number if at_least is None else torch.full_like(number, bool(share))
         term = torch.where(times > 0, loss, torch.zeros_like(loss))  # a mean over nothing is NaN
         lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(share)
         sums = torch.stack([term.detach().to(dtype) * times, number, lost])
-        if self.num_processes > 1:
-            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        if self.num_processes > 1 and dist.is_initialized():
+            dist.all_reduce(sums)  # strategy.reduce begins with a barrier
         summed, total, lost = sums
         self.lost = self.lost + lost
         num_batches = int(self.trainer.accumulate_grad_batches)
@@ -188,7 +194,7 @@ class Means:
                     parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
 
-def refuse(loss: Tensor, number: Tensor, name: str) -> None:
+def refuse(loss: Tensor, number: Tensor, given: Tensor | float, name: str) -> None:
     """Refuse what has several elements, and a negative number where looking is free."""
     if loss.numel() != 1 or number.numel() != 1:
         raise UserError(
@@ -196,8 +202,9 @@ def refuse(loss: Tensor, number: Tensor, name: str) -> None:
             f"{tuple(number.shape)}.\nGive it one number each: a mean, and what it is a mean over; "
             "or a sum, and what it is divided by."
         )
-    if number.device.type == "cpu" and not number >= 0:
-        raise UserError(f"{name} was given the weight {float(number)}: use a number from 0 on.")
+    is_on_host = not isinstance(given, Tensor) or given.device.type == "cpu"
+    if is_on_host and not given >= 0:
+        raise UserError(f"{name} was given the weight {float(given)}: use a number from 0 on.")
 
 
 def is_multiple(loss: Tensor, term: Any) -> bool:

@@ -39,7 +39,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
             return F.batch_norm(input, mean, variance, *affine, mean is None, eps=self.eps)
         dtype, input = input.dtype, input.to(self.weight.dtype if self.affine else torch.float32)
         dims, shape = [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
-        size_here = input.new_tensor([input.numel() / input.shape[1]])  # values per channel
+        size_here = input.new_full((1,), input.numel() / input.shape[1])  # values per channel
         counts = float(not self.is_padding)  # by which this rank's samples count
         sums: Tensor = _Sum.apply(counts * torch.cat([input.sum(dims), size_here]))  # type: ignore[no-untyped-call]
         centre, size = sums[:-1] / sums[-1], sums[-1].detach()

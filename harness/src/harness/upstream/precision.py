@@ -7,11 +7,13 @@
 - Its ``WeightAveraging`` puts the trained weights back before the hooks at the end of a validation:
   samples and probes there would show another network than the one that was validated.
 - It leaves the average of a run on a GPU on the CPU, makes that of a double module single, and cuts
-  off averaged integers (``harness/tests/knobs/test_ema.py``).
+  off averaged integers (``harness/tests/knobs/test_ema.py``); torch's ``AveragedModel`` reads its
+  number of averages from the device at every step (``harness/tests/examples/test_waits.py``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,6 +22,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.plugins import DoublePrecision, MixedPrecision
 from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 
 def double_before_loading(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -44,8 +47,9 @@ class Averaging(WeightAveraging):
     """
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
-        super().__init__(device=None, multi_avg_fn=self.mix)  # None: the device of the module
+        super().__init__(device=None)  # that of the module
         self.average, self.is_swapped = average, False
+        self.num_averaged = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Make the average on the module's device, in its precision."""
@@ -55,8 +59,9 @@ class Averaging(WeightAveraging):
         if stage == "fit":
             self._swap_back_after_validation(trainer, pl_module)
         if self._average_model is not None:
-            # Each step reads the number, and no step should wait for the device.
-            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+            self._average_model.update_parameters = partial(  # type: ignore[method-assign]
+                self.update, self._average_model
+            )
 
     def _swap_back_after_validation(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Let the strategy do it, whose hook comes after those of all callbacks and the module."""
@@ -88,12 +93,32 @@ class Averaging(WeightAveraging):
             names = ("current_model_state", "state_dict")
             checkpoint |= zip(names, [checkpoint[name] for name in reversed(names)], strict=True)
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Load the average, and the number of averages in it."""
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        if self._average_model is not None:
+            self.num_averaged = int(self._average_model.n_averaged)  # synchronises
+
     @torch.no_grad()
-    def mix(self, averages: list[Tensor], tensors: list[Tensor], _: Any) -> None:
-        """Take a step of the average, for tensors of one type and device."""
-        if averages[0].is_floating_point() or averages[0].is_complex():
-            assert self._average_model is not None
-            self.average(averages, tensors, int(self._average_model.n_averaged))
-        else:
-            for average, tensor in zip(averages, tensors, strict=True):
-                average.copy_(tensor)
+    def update(self, averaged: AveragedModel, module: pl.LightningModule) -> None:
+        """Take a step of the average, as ``AveragedModel`` does, which waits for the device."""
+        groups = dict[Any, tuple[list[Tensor], list[Tensor]]]()
+        pairs = zip(_tensors(averaged.module), _tensors(module), strict=True)
+        for average, tensor in pairs:
+            is_averaged = average.is_floating_point() or average.is_complex()
+            if self.num_averaged and is_averaged:
+                group = groups.setdefault((average.dtype, average.device), ([], []))
+                group[0].append(average.detach())
+                group[1].append(tensor.detach().to(average.device))
+            else:
+                average.detach().copy_(tensor.detach())
+        for averages, tensors in groups.values():
+            self.average(averages, tensors, self.num_averaged)
+        self.num_averaged += 1
+        averaged.n_averaged += 1
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())

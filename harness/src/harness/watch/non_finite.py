@@ -15,17 +15,18 @@ from harness.errors import TrainingError
 from harness.shards import whole
 
 log = logging.getLogger(__name__)
-STEPS_BETWEEN = 20  # asking a GPU takes as long as one step does
+STEPS_BETWEEN = 20  # a copy from a GPU takes a part of a small step
+AT_ONCE = "cpu"  # the device whose numbers are read without waiting
 
 
 class NonFinite(pl.Callback):
     """Stop the run at a loss, a gradient or a weight that is not finite, and name it.
 
-    Each loss is looked at before its backward pass; on a GPU the device notes the first bad step,
-    and is asked for it every ``STEPS_BETWEEN`` and before a checkpoint, so that no step waits. A
-    gradient that is not finite makes its weight so in the same step: the next loss shows it.
-    Weights that no loss shows are looked at before a checkpoint. Gradients that are too large for
-    ``16-mixed`` are left to its scaler.
+    Each loss is looked at before its backward pass. A GPU notes the first bad step, and copies it
+    to the host every ``STEPS_BETWEEN``, where it is read so many steps later: no step waits. A
+    checkpoint does. A gradient that is not finite makes its weight so in the same step: the next
+    loss shows it. Weights that no loss shows are looked at before a checkpoint. Gradients that are
+    too large for ``16-mixed`` are left to its scaler.
 
     Args:
         folder: where the checkpoints are that a run goes on from.
@@ -33,11 +34,12 @@ class NonFinite(pl.Callback):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.first_bad_step = torch.tensor(math.inf)
+        self.on_train_start()
 
     def on_train_start(self, *_: Any) -> None:
         """Forget the losses of an earlier training."""
         self.first_bad_step = torch.tensor(math.inf)
+        self.copied = torch.tensor(math.inf)  # the same, as of some steps before
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -46,11 +48,15 @@ class NonFinite(pl.Callback):
         if loss.dtype == torch.float16 and getattr(trainer.precision_plugin, "scaler", None):
             return  # the scaler has multiplied the loss, perhaps by too much for so few bits
         step = trainer.global_step
-        if loss.device.type != "cpu":
+        if loss.device.type != AT_ONCE:
             bad_step = torch.where(loss.detach().isfinite(), math.inf, float(step))
-            self.first_bad_step = torch.minimum(self.first_bad_step.to(loss.device), bad_step)
+            before = self.first_bad_step.to(loss.device, non_blocking=True)
+            self.first_bad_step = torch.minimum(before, bad_step)
             if step % STEPS_BETWEEN == 0:
-                self._ask(trainer)
+                self._look(trainer, self.copied)
+                if loss.is_cuda and not self.copied.is_pinned():
+                    self.copied = self.copied.pin_memory()
+                self.copied.copy_(self.first_bad_step, non_blocking=True)
         elif not math.isfinite(value := loss.item()):
             if weight := first_bad_weight(pl_module):
                 if step == 0:
@@ -63,7 +69,7 @@ class NonFinite(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep weights that are not finite out of every checkpoint."""
-        self._ask(trainer)
+        self._look(trainer, self.first_bad_step)  # synchronises
         if weight := first_bad_weight(pl_module):
             self._stop(trainer, trainer.global_step, f"{weight} is not finite, and was not saved")
 
@@ -71,8 +77,8 @@ class NonFinite(pl.Callback):
         """Look at the last losses, and at the weights after the last step."""
         self.on_save_checkpoint(trainer, pl_module, {})
 
-    def _ask(self, trainer: pl.Trainer) -> None:
-        if (step := self.first_bad_step.item()) < math.inf:
+    def _look(self, trainer: pl.Trainer, first_bad_step: Tensor) -> None:
+        if (step := first_bad_step.item()) < math.inf:
             what = "the loss is not finite; trainer.detect_anomaly=true names the operation"
             self._stop(trainer, int(step), what)
 
