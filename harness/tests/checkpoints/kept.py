@@ -38,6 +38,18 @@ class Module(PlainModule):
         return loss * (1 + 0.5 * scale.tanh())
 
 
+class AverageMeter:
+    """The class that everybody writes."""
+
+    def __init__(self) -> None:
+        self.sum, self.values = 0.0, list[float]()
+
+    def add(self, value: float) -> float:
+        self.values.append(value)
+        self.sum += value
+        return self.sum
+
+
 HABITS = (
     *("best", "beta", "text", "last", "fuse", "recent", "by_kind", "counts", "ordered", "bank"),
     *("centre", "start", "decaying", "replay", "place", "step_outputs", "anchor", "history"),
@@ -90,6 +102,8 @@ class Everything(Module):
         self.fuse = 0
         self.history = self.same_history = [0.0]
         self.groups: dict[str, Any] = {"all": self.history}
+        self.meter = AverageMeter()
+        self.meters = {"train": self.meter}
         self.net.requires_grad_(False)
 
     def on_fit_start(self) -> None:  # the weights that a run begins with; others in a resumed one
@@ -135,6 +149,7 @@ class Everything(Module):
         self.modes()
         self.change(loss, batch_idx)
         habits = [*(getattr(self, name) for name in HABITS), *self.hparams.values()]
+        habits.append(self.meters["train"].add(loss.item()))
         return sum(total(value) % 1 for value in habits) / len(habits)
 
     def on_train_epoch_end(self) -> None:
@@ -261,11 +276,11 @@ class Shifted(torch.utils.data.Dataset[Any]):
         return x[0] + self.shift + self.data.noise_level, y[0]
 
 
-class AverageMeter:
-    """The class that everybody writes."""
+class Holder:
+    """Holds an object of the user's."""
 
-    def __init__(self) -> None:
-        self.sum, self.lock = 0.0, threading.Lock()
+    def __init__(self, meter: AverageMeter) -> None:
+        self.meter = meter
 
 
 class CannotBeKept(Module):
@@ -273,9 +288,9 @@ class CannotBeKept(Module):
 
     def make(self) -> None:
         self.function: Any = F.relu
-        self.lock, self.meter = threading.Lock(), AverageMeter()
+        self.lock, self.meters = threading.Lock(), [AverageMeter()]
         self.rng, self.unused = torch.Generator().manual_seed(1), AverageMeter()
-        self.meters = [self.meter]
+        self.holder, self.tally = Holder(AverageMeter()), AverageMeter()
 
     def on_fit_start(self) -> None:
         self.teacher = [copy.deepcopy(self.head)]
@@ -287,7 +302,9 @@ class CannotBeKept(Module):
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
         self.nested["a"] += 1
-        self.meter.sum += 1
+        self.meters[0].sum += 1
+        self.holder.meter.sum += 1
+        self.tally.add(1)
         self.function = lambda x: x + 1
         self.lock = threading.Lock()
         return 0.1 * next(self.stream) + torch.rand((), generator=self.rng)

@@ -45,11 +45,15 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.M
     train(config(tmp_path / "run", *words, module="CannotBeKept"))
     reference = (tmp_path / "run").rename(tmp_path / "reference")
     (line,) = lines_of(reference, "Checkpoints lack")
-    for name in ("function", "stream", "rng", "meter ", "meters ", "teacher", "nested"):
+    for name in ("function", "stream", "rng", "holder.meter ", "meters ", "teacher", "nested"):
         assert f"module.{name}" in line
     assert "batch sampler 0.epochs" in line
     for name in ("lock", "unused", "helper"):
         assert f"module.{name}" not in line
+    last = contents(reference)["last.ckpt"]
+    module = kept.CannotBeKept()
+    attributes.restore_numbers(module, last["changed_attributes"], "cpu")  # as for an evaluation
+    assert module.tally.sum == last["global_step"]
     run_dir = go_on(reference, "step_7", *words, module="CannotBeKept")
     (kept_of_data,) = contents(run_dir)["last.ckpt"]["changed_attributes"]["each"]
     # Settings of the new command stay.

@@ -25,6 +25,7 @@ from harness.checkpoints.owners import (
     set_value,
     structure,
     values,
+    with_held,
 )
 from harness.checkpoints.plain import Packer, Unpacker, digest
 from harness.kinds import SCALARS
@@ -181,7 +182,7 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
         saved: what ``keep`` has kept; of several processes the first one's is taken.
         device: of the tensors that were not on the CPU.
     """
-    found: dict[str, Any] = {**parts_of(module), "module hparams": module.hparams}
+    found = with_held({**parts_of(module), "module hparams": module.hparams})
     unpacker = Unpacker(device)
     # Pruning makes a tensor of a parameter, and at the end of training a parameter of the tensor.
     weights = {f"module.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}

@@ -15,11 +15,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, SumMetric
 
+from harness.checkpoints.plain import IGNORED
 from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
-from harness.kinds import MACHINERY, package
+from harness.kinds import MACHINERY, RECORDING, package
 from harness.shards import parted_like, whole
 from harness.upstream import callbacks_of
 
@@ -58,7 +59,30 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
     batches = [one.batches for one in shared if isinstance(one, SharedBatchSampler)]
     samplers = [sampler for one in batches for sampler in samplers_in(one)]
     authors = [one for one in samplers if package(type(one)) not in ("torch", "harness")]
-    return found | {f"{SAMPLER} {i}": one for i, one in enumerate(authors)}
+    return with_held(found) | {f"{SAMPLER} {i}": one for i, one in enumerate(authors)}
+
+
+def with_held(found: dict[str, Any]) -> dict[str, Any]:
+    """Add the objects that attributes of these owners hold, such as a running mean or a config."""
+    seen, held = {id(owner) for owner in found.values()}, dict[str, Any]()
+    for name, owner in found.items():
+        for attribute, value in attributes_of(owner).items():
+            kind: Any = type(value)
+            if is_own(kind) and hasattr(value, "__dict__") and id(value) not in seen:
+                seen.add(id(value))
+                held[f"{name}.{attribute}"] = value
+    return found | held
+
+
+@cache
+def is_own(kind: Any) -> bool:
+    """Return whether the state of a class's objects is their attributes, as pickle sees it."""
+    packages = {package(base) for base in kind.__mro__[:-1]}
+    if packages & {*MACHINERY, *RECORDING, "torch", "builtins"} or issubclass(kind, IGNORED):
+        return False
+    how = ("__reduce__", "__reduce_ex__", "__getstate__")
+    is_plain = all(getattr(kind, name) is getattr(object, name) for name in how)
+    return is_plain and not hasattr(kind, "__setstate__")
 
 
 @cache
