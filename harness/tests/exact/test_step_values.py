@@ -131,7 +131,8 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
     assert len({row["own/plain"] for row in steps}) == len(steps) > 9
     assert {row["own/samples"] for row in steps} == {7.0, 2.0}
     names = ("first_step", "known_step", "large", "known, synced")
-    assert {f"own/{name}" for name in names} <= {*steps[-1]}
+    assert {f"own/{name}" for name in names} <= {name for row in steps for name in row}
+    assert sum("own/first_step" in row for row in rows) == 2  # once an epoch, and not repeated
     assert {"own/val/metric", "own/val/rare", "own/val/all", "own/val/of a callback"} <= {*rows[-1]}
     return rows
 

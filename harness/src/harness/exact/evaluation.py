@@ -23,10 +23,10 @@ from harness.exact.global_batches import Shares, check_same_batches, shares_of
 from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
 from harness.strategies.sync_batch_norm import SyncBatchNorm
+from harness.upstream.final_values import before_reading, read_as_before
 from harness.upstream.logged_values import (
     LoggedValue,
     Pair,
-    before_reading,
     metric_counts,
     named_metrics,
     reduced,
@@ -49,7 +49,9 @@ class ExactEvaluation(pl.Callback):
         """Replace ``log`` of the module and of callbacks, and the strategy's ``all_gather``."""
         self.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
         lend_log(trainer, pl_module)
-        before_reading(trainer, self._end_batch, self._end_loader, self._end_epoch)
+        before_reading(
+            trainer, batch=self._end_batch, loader=self._end_loader, hooks=self._end_epoch
+        )
         if trainer.world_size > 1:
             self.gathering = Gathering(trainer, pl_module)
 
@@ -59,7 +61,7 @@ class ExactEvaluation(pl.Callback):
         """Leave module, strategy and Lightning as they were."""
         vars(pl_module).pop("log", None)
         lend_log(trainer, pl_module)
-        before_reading(trainer)
+        read_as_before(trainer)
         if self.gathering is not None:
             self.gathering.remove()
             self.gathering = None

@@ -21,6 +21,7 @@ from torchmetrics import Metric
 from harness.processes.agreement import gather
 from harness.strategies.parallel_forward import running_part
 from harness.upstream import logged_values
+from harness.upstream.final_values import floats, row_is_due
 from harness.upstream.logged_values import LoggedValue, Number, Pair, merge
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class SelfLog:
         self.batch = self.num_samples = self.step = None
         if not (is_training and self.is_split):
             return
-        is_row = logged_values.row_is_due(trainer) or trainer.fast_dev_run
+        is_row = row_is_due(trainer) or trainer.fast_dev_run
         is_read = is_row or any(  # by a scheduler
             c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs
         )
@@ -190,13 +191,15 @@ class SelfLog:
             self._complete_rows()
 
     def _complete_rows(self) -> None:
+        values = {key: value for key, value in self._values().items() if value.shares}
+        shares = [share for value in values.values() for share in value.shares]
+        numbers = iter(floats([number for share in shares for number in share]))
         mine = {}
-        for key, value in self._values().items():
-            pairs = [(float(number), float(weight)) for number, weight in value.shares]
+        for key, value in values.items():
+            pairs = [(next(numbers), next(numbers)) for _ in value.shares]
             if value.op == "mean":
                 pairs = [(number * weight, weight) for number, weight in pairs]
-            if pairs:
-                mine[key] = (value.step, merge(value.op, pairs))
+            mine[key] = (value.step, merge(value.op, pairs))
         for value, by_rank in self._gather(mine):
             latest = max(step for step, _ in filter(None, by_rank))  # some logged it earlier alone
             pairs = [pair for step, pair in filter(None, by_rank) if step == latest]
@@ -206,13 +209,14 @@ class SelfLog:
         """Return each value of an epoch that was not combined yet, and what each process has."""
         if self.trainer.world_size == 1:
             return []
-        return self._gather(
-            {
-                key: (float(value.total), float(value.weight))
-                for key, value in self._values().items()
-                if value.is_pending and value.is_training == bool(self.trainer.training)
-            }
-        )
+        values = {
+            key: value
+            for key, value in self._values().items()
+            if value.is_pending and value.is_training == bool(self.trainer.training)
+        }
+        sums = [number for value in values.values() for number in (value.total, value.weight)]
+        numbers = iter(floats(sums))
+        return self._gather({key: (next(numbers), next(numbers)) for key in values})
 
     def combine(self) -> None:
         """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
@@ -289,4 +293,4 @@ def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
     """
     trainer = module.trainer
     ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-    return ends_step and logged_values.row_is_due(trainer)
+    return ends_step and row_is_due(trainer)

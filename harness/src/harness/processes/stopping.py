@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 
 from harness.processes.agreement import gather
 from harness.upstream import callbacks_of
-from harness.upstream.logged_values import before_reading
+from harness.upstream.final_values import before_reading
 
 
 class Stopping:
@@ -32,7 +32,7 @@ class Stopping:
         self.is_voted = False  # by a rank, and all ranks know
         self.is_agreed = False  # all ranks stop at the end of this step
         self.combine(trainer)
-        before_reading(trainer, self.hold, lambda _: None, self.end_epoch)
+        before_reading(trainer, batch=self.hold, epoch=self.end_epoch)
         strategy: Any = trainer.strategy  # whose hook is called behind all others
         original = strategy.on_validation_end
 

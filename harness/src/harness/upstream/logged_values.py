@@ -3,17 +3,16 @@
 Lightning keeps numbers in a result collection that cannot be reached from outside, and adds a
 collective to each training step where a row shall be of all processes. A metric stays ours: its
 value can be set when it is read, and its sums can be saved in the middle of an epoch. Lightning
-tells nobody when it begins to read, and reads a step's value from a private attribute. Next:
-``exact/self_log.py`` decides what the values are; ``checkpoints/logged.py`` saves them.
+reads a step's value from a private attribute. Next: ``exact/self_log.py`` decides what the values
+are; ``final_values.py`` says when they are read; ``checkpoints/logged.py`` saves them.
 
 Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9; ``harness/tests/exact/test_self_log.py`` compares
 the values.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-SEAMS = ("on_batch_end", "epoch_end_reached", "on_epoch_end")
 START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
 Number = Tensor | float
 Pair = tuple[float, float]  # total, of a mean's values times their weights, and weight; 0: no value
@@ -95,14 +93,15 @@ class LoggedValue(Metric):
     def complete_step(self, pairs: list[Pair]) -> None:
         """Set the value of all shares of the last step."""
         total, weight = merge(self.op, pairs)
-        if weight and self._forward_cache is not None:
-            self._forward_cache.fill_(reduced(self.op, total, weight))
+        if weight:
+            number = reduced(self.op, total, weight)
+            self._forward_cache = torch.tensor(number, dtype=self.zero.dtype)
         self.shares = []
 
     def complete_epoch(self, pairs: list[Pair]) -> None:
         """Set the value of all processes, also where Lightning has read this one's."""
         value = reduced(self.op, *merge(self.op, pairs))
-        self.total, self.weight = torch.full_like(self.total, value), 1
+        self.total, self.weight = torch.tensor(value, dtype=self.total.dtype), 1
         self.is_pending = False
         if self.computed is not None:
             self.computed.copy_(self.total)
@@ -165,29 +164,6 @@ def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
         yield
     finally:
         module._current_fx_name = before
-
-
-def before_reading(trainer: pl.Trainer, *functions: Callable[[pl.Trainer], None]) -> None:
-    """Call functions before Lightning reads what was logged; without any, do so no more.
-
-    They are called at a batch's end, when the values of an epoch's steps (or of a loader of an
-    evaluation) are complete, and after the hooks at an epoch's end. The latest are called first.
-    """
-    connector: Any = trainer._logger_connector
-
-    def both(function: Callable[[pl.Trainer], None], original: Callable[[], None]) -> None:
-        function(trainer)
-        original()
-
-    for name in () if functions else SEAMS:
-        vars(connector).pop(name, None)
-    for name, function in zip(SEAMS, functions, strict=False):
-        vars(connector)[name] = partial(both, function, getattr(connector, name))
-
-
-def row_is_due(trainer: pl.Trainer) -> bool:
-    """Return whether the loggers get a row for the training step that ends."""
-    return trainer._logger_connector.should_update_logs
 
 
 def detached_copy(value: Any, device: torch.device | str = "cpu") -> Any:

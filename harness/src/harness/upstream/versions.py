@@ -35,11 +35,12 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     import torch
     from pytorch_lightning.callbacks import WeightAveraging
     from pytorch_lightning.strategies.launchers import subprocess_script
+    from pytorch_lightning.trainer.connectors.logger_connector import logger_connector
     from pytorch_lightning.utilities import CombinedLoader
     from torch.utils import _python_dispatch
     from torchmetrics import SumMetric
 
-    from harness.upstream.logged_values import SEAMS
+    from harness.upstream.final_values import READS
 
     optimizer = torch.optim.SGD([torch.zeros(1)])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=2)
@@ -58,8 +59,11 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (torch._dynamo.config, "cache_size_limit"),
         (trainer, "_logger_connector _signal_connector"),
         (trainer._signal_connector, "register_signal_handlers"),
-        (trainer._logger_connector, " ".join([*SEAMS, "should_update_logs"])),
-        (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
+        (trainer._logger_connector, f"_first_loop_iter should_update_logs {READS}"),
+        (trainer.fit_loop, "_should_accumulate"),
+        (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor _batches_that_stepped _results"),
+        (trainer.fit_loop.epoch_loop._results, "valid_items _get_cache _forked_name"),
+        (logger_connector, "_LoggerConnector _METRICS"),
         (trainer.fit_loop, "_data_source"),
     ]
 
