@@ -1,11 +1,38 @@
 """The exceptions that end a command without a traceback, and texts that are safe to print."""
 
-from typing import TextIO
+import io
+import os
+import sys
+from typing import Any, TextIO
 
 
 def printable(text: str, keep: str = "") -> str:
     """Return a text with what a terminal would obey, also line breaks, escaped; but for `keep`."""
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+class Unbroken(io.FileIO):
+    """A pipe whose reader may end before the writer does: what is written later is dropped."""
+
+    def write(self, data: Any) -> int:
+        """Write, or drop what nobody reads."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Go on when the reader of stdout or stderr ends, as that of ``train.py | head`` does."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and stream is not None and not stream.isatty():
+            stream.flush()
+            raw = io.BufferedWriter(Unbroken(stream.fileno(), "w", closefd=False))
+            is_eager = name == "stderr"
+            how = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": is_eager}
+            setattr(sys, name, io.TextIOWrapper(raw, **how))
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:

@@ -6,13 +6,15 @@ stranger's: ``read_bytes`` and ``refuse_links`` follow nothing that leads out of
 """
 
 import errno
+import json
+import math
 import os
 import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from harness.errors import UserError
 
@@ -149,3 +151,16 @@ def best_checkpoint(run_dir: Path) -> Path | None:
             names.reverse()
     paths = [run_dir / "checkpoints" / name for name in names]
     return next((path for path in paths if path.is_file()), None)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Write plain values as JSON, which has null for what is no finite number."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), indent=indent, allow_nan=False)

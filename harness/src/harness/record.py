@@ -4,7 +4,6 @@ In: a run's folder, when a command starts, when its training starts, and when it
 ``record.json`` there, and a diff of what is not committed, for ``git apply``.
 """
 
-import json
 import logging
 import os
 import platform
@@ -22,7 +21,7 @@ from typing import Any
 
 from harness import untrusted
 from harness.errors import TrainingError, UserError
-from harness.files import write_durably
+from harness.files import json_text, write_durably
 
 FILE = "record.json"
 PENDING_CONFIG = ".pending_config.yaml"  # the config of a resumed run, until it trains again
@@ -60,7 +59,7 @@ def checked(path: Path) -> dict[str, Any]:
 def note(run_dir: Path, **facts: Any) -> None:
     """Add plain values to a run's record; a full disk does not stop the run."""
     with suppress(OSError):
-        data = json.dumps(read(run_dir) | facts, indent=2).encode() + b"\n"
+        data = json_text(read(run_dir) | facts, indent=2).encode() + b"\n"
         write_durably(run_dir / FILE, data)
 
 

@@ -102,6 +102,14 @@ def test_mistake_is_explained(step: int, tmp_path: Path, monkeypatch: pytest.Mon
         assert not (tmp_path / "out").exists(), words
 
 
+def test_every_range_takes_a_number_inside_it_and_refuses_one_outside() -> None:
+    for word in ("trainer.val_check_interval=0.25", "trainer.val_check_interval=7", "seed=0"):
+        check(compose_command("train", [word]))
+    for word in ("trainer.val_check_interval=-0.5", "trainer.val_check_interval=1.5", "seed=-1"):
+        with pytest.raises(UserError, match=r"a (whole )?number"):
+            check(compose_command("train", [word]))
+
+
 def test_mistake_that_needs_the_framework_is_explained(tmp_path: Path) -> None:
     for words, hint in LATE_MISTAKES.items():
         with pytest.raises(UserError) as refused:

@@ -1,11 +1,13 @@
 """A number that is not finite stops the run, is named, and is in no checkpoint."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from harness.checkpoints.lookup import by_step
@@ -14,6 +16,8 @@ from harness.run import train as run
 from harness.watch import non_finite
 from harness.watch.non_finite import STEPS_BETWEEN, NonFinite, first_bad_weight
 from tests.faults.fork_server import command
+from tests.modules.classifiers import Classifier
+from tests.strategy_runs import write_conf
 from tests.watch.test_replicas import DDP, SHORT
 from tests.workers.disturb import disturb
 
@@ -60,6 +64,75 @@ def test_run_without_a_checkpoint_says_so_and_the_look_can_be_left_out(make_cfg)
     cfg = make_cfg(*SHORT, "strategy=cpu", "callbacks.non_finite=null", *words)
     cfg.trainer.enable_progress_bar = False
     run.train(cfg)
+
+
+class Blind(Classifier):
+    """Its validation gives no finite number in some epochs."""
+
+    def __init__(self, bad_epochs: list[int]) -> None:
+        super().__init__()
+        self.bad_epochs = bad_epochs
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        bad = torch.nan if self.current_epoch in self.bad_epochs else 0.0
+        self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]) + bad)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"},
+        }
+
+
+def blind(folder: Path, bad_epochs: str, *words: str) -> Any:
+    model = f"_target_: {__name__}.Blind\nbad_epochs: {bad_epochs}\n"
+    chosen = write_conf(
+        folder, model=model, data="_target_: tests.exact.test_final_values.Flowery\n"
+    )
+    short = ("trainer.max_epochs=4", "trainer.precision=64-true", "objective=val/loss", "mode=min")
+    return command("train.py", *chosen, *short, "test=false", *words, f"output_dir={folder}")
+
+
+def strict(path: Path) -> Any:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_an_objective_that_is_not_finite_at_first_ends_the_run_with_its_name(
+    tmp_path: Path,
+) -> None:
+    ended = blind(tmp_path, "[0,1,2,3]", "strategy=ddp", "trainer.devices=2")
+    assert ended.returncode == 1
+    assert ended.stderr.count("ERROR: val/loss is nan in epoch 0") == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    assert not (run_dir / "checkpoints/best.ckpt").exists()
+    assert strict(run_dir / "record.json")["status"] == "failed"
+    trained = blind(tmp_path / "on", "[0,1,2,3]", "callbacks.non_finite=null")
+    assert trained.returncode == 0, trained.stderr
+    (run_dir,) = (tmp_path / "on/default").iterdir()
+    assert strict(run_dir / "results.json")["val/loss"] is None
+    assert "best" not in strict(run_dir / "record.json")
+
+
+def test_a_later_one_is_warned_of_once_and_no_reader_takes_it_for_the_best(tmp_path: Path) -> None:
+    ended = blind(tmp_path, "[1,3]", "callbacks=top_k", "callbacks.checkpoint.save_top_k=2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("val/loss is nan in epoch 1") == 1, ended.stderr
+    assert "nan in epoch 3" not in ended.stderr
+    (run_dir,) = (tmp_path / "default").iterdir()
+    saved = {path.name for path in (run_dir / "checkpoints").glob("best*epoch*")}
+    assert {name.split("-")[1] for name in saved} == {"epoch=0", "epoch=2"}
+    assert 0 < strict(run_dir / "record.json")["best"] < 10
+    assert strict(run_dir / "results.json")["val/loss"] is None
+    stopped = blind(tmp_path / "stops", "[1,3]", "callbacks=early_stopping")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "stopped early" in stopped.stdout
+    assert "val/loss = nan is not finite" in stopped.stdout.replace("\n" + " " * 17, " ")
 
 
 def test_all_processes_end_when_one_has_found_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ def test_a_breakpoint_ends_the_bar_and_stops_where_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if stdout were a terminal
     happened: list[Any] = []
     debugger = SimpleNamespace(set_trace=lambda frame: happened.append(frame.f_code.co_name))
     monkeypatch.setattr(pdb, "Pdb", lambda: debugger)

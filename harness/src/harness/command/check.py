@@ -26,7 +26,7 @@ from harness.processes.launcher import launcher
 from harness.strategies import launchable
 from harness.upstream.interpolations import bounded
 
-RANGE = re.compile(r"(-?[\d.]+?)\.\.(\d*)")  # such as 1.. or 0..7 in the rules
+RANGE = re.compile(r"(-?[\d.]+?)\.\.([\d.]*)")  # such as 1.. or 0.0..1.0 in the rules
 # A conf/train.yaml of version 0.3 turns off the logging of Hydra.
 HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 MOST_ON_FEW, MOST_PER_CORE = 16, 8  # processes on the CPU; more would only wait for each other

@@ -31,7 +31,14 @@ from harness.command.compose import (
 )
 from harness.command.config_files import choices, groups
 from harness.command.explain import explained, nearest
-from harness.errors import AgreedExit, TrainingError, UserError, print_text, printable
+from harness.errors import (
+    AgreedExit,
+    TrainingError,
+    UserError,
+    outlive_readers,
+    print_text,
+    printable,
+)
 from harness.files import FULL
 from harness.machine import choose_emptiest, gib
 from harness.names import flat, is_below, shown
@@ -56,6 +63,8 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         SystemExit: with a message where the command is a mistake.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        outlive_readers()
     parent.follow_parent()  # again, for a process that was forked after the imports
     leaving.answer_signals()
     job = parent.folder_of_job()

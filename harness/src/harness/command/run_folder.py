@@ -7,6 +7,7 @@ In: a folder. Out: what a run has written there, or a ``UserError`` that names t
 import errno
 import fcntl
 import itertools
+import math
 import os
 import platform
 import re
@@ -121,8 +122,8 @@ def load_words(run_dir: Path) -> list[str]:
 def results(run_dir: Path) -> dict[str, float]:
     """Read the last value of every metric; empty while the run has not finished."""
     try:
-        values: dict[str, float] = read_json(run_dir / "results.json")
-        if {*map(type, values.values())} > {float, int, bool}:
+        values: dict[str, float | None] = read_json(run_dir / "results.json")
+        if {*map(type, values.values())} - {float, int, bool, type(None)}:
             raise ValueError("it holds more than numbers")
     except FileNotFoundError:
         return {}
@@ -131,7 +132,7 @@ def results(run_dir: Path) -> dict[str, float]:
             f"{run_dir / 'results.json'} is damaged: {error}.\n"
             f"Remove it, and python train.py resume={shown(run_dir)} tests again."
         ) from error
-    return values
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def is_run(folder: Path) -> bool:

@@ -4,9 +4,9 @@ In: what ``build`` has made; then the Trainer and the metrics of fit and test. O
 entries of record.json.
 """
 
-import json
 import logging
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -23,13 +23,15 @@ from torch.nn.parameter import UninitializedParameter
 from harness import record
 from harness.data.loaders import leaves
 from harness.errors import printable
-from harness.files import best_checkpoint, write_durably
+from harness.files import best_checkpoint, json_text, write_durably
 from harness.names import shown
 from harness.processes.stopping import is_time_over
 from harness.upstream import callbacks_of
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
+NAME_WIDTH = 16
+COPIED = ("folder", "learning curves", "weights only", "goes on from", "predictions")
 # In results.json if the last weights were tested: there was no best checkpoint, it was lost, or a
 # hook has set other weights in on_train_end.
 LAST_WEIGHTS = "tested_last_weights"
@@ -72,19 +74,20 @@ def show_batch(trainer: pl.Trainer, *_: Any) -> None:
         how = f", with trainer.accumulate_grad_batches={num_micro_batches}"
         text += how * (num_micro_batches > 1)
     show({"batch": text})
+    print()
 
 
 @rank_zero_only
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
     """Write a run's results, and show the result, the speed, the folder, and two commands."""
     run_dir = Path(cfg.run_dir)
-    write_durably(run_dir / "results.json", json.dumps(metrics, indent=2).encode() + b"\n")
+    write_durably(run_dir / "results.json", json_text(metrics, indent=2).encode() + b"\n")
     facts: dict[str, Any] = {"stopped_early": early_stop(trainer)}
     for callback in callbacks_of(trainer):
         if isinstance(callback, Throughput):
             facts |= callback.results()
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
-        facts["best"] = float(best)
+        facts |= {"best": float(best)} if best.isfinite() else {}
     record.note(run_dir, **facts)
     # The test is of the best checkpoint; other metrics are of the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
@@ -115,13 +118,21 @@ def scalars(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def show(rows: Mapping[str, str]) -> None:
-    """Print a table of two columns."""
+    """Print a table of two columns.
+
+    Sentences are wrapped between words; commands and paths are not, because they are copied.
+    """
     console = Console(highlight=False)
     console.print()
     for name, value in rows.items():
-        # Without line breaks, because commands and paths are to be copied.
-        console.print(f"[bold]{name:<16}[/bold] {escape(printable(value))}", soft_wrap=True)
-    console.print()
+        text = printable(value)
+        if name not in COPIED:
+            # A long word, such as a path, stays whole.
+            how: Any = {"break_long_words": False, "break_on_hyphens": False}
+            indent = " " * (NAME_WIDTH + 1)
+            text = textwrap.fill(text, max(console.width - len(indent), 20), **how)
+            text = text.replace("\n", "\n" + indent)
+        console.print(f"[bold]{name:<{NAME_WIDTH}}[/bold] {escape(text)}", soft_wrap=True)
 
 
 def early_stop(trainer: pl.Trainer) -> str | None:

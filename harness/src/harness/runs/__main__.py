@@ -13,13 +13,13 @@ programs. Exit status 1: a mistake in the command, there is no run, or it was no
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.files import json_text
 from harness.names import program
 from harness.runs import reading, table
 
@@ -80,7 +80,7 @@ def _answer(options: argparse.Namespace) -> bool:
         facts = reading.FACTS if options.json else ("reason",)
         frame = runs.frame.sort("started")
         rows = table.overview(runs._replace(frame=frame), facts).to_dicts()
-    print(json.dumps(rows)) if options.json else table.show(rows)
+    print(json_text(rows)) if options.json else table.show(rows)
     return True
 
 

@@ -15,14 +15,12 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from pytorch_lightning.trainer.connectors.logger_connector.result import _METRICS
 from torch import Tensor
 
 from harness.upstream.hooks import around_hooks
 from harness.upstream.logged_values import LoggedValue
 
 Read = Callable[[pl.Trainer], None]
-CPU = torch.device("cpu")
 # What Lightning calls, and this file relies on.
 READS = (
     "on_batch_end epoch_end_reached on_epoch_end "
@@ -67,9 +65,11 @@ class FinalValues(_LoggerConnector):
         if not self.row_is_due():
             return
         metrics = self.metrics
-        self.tell("train_step", metrics["callback"] | metrics["log"])
+        if values := metrics["callback"] | metrics["log"]:
+            self.tell("train_step", values)
         self.log_metrics(metrics["log"])
-        for one in self.trainer._results.result_metrics:
+        results: Any = self.trainer._results
+        for one in results.result_metrics:
             one._forward_cache = None
             if isinstance(one.value, LoggedValue):
                 one.value._forward_cache = None
@@ -88,11 +88,11 @@ class FinalValues(_LoggerConnector):
         super().log_eval_end_metrics(metrics)
 
     @property
-    def metrics(self) -> _METRICS:
+    def metrics(self) -> Any:
         """Lightning's, with tensors for the progress bar: numbers would be waited for each step."""
         results: Any = self.trainer._results
         on_step = self._first_loop_iter is not None
-        found = _METRICS(callback={}, log={}, pbar={})
+        found: Any = {"callback": {}, "log": {}, "pbar": {}}
         for _, one in results.valid_items():
             value = results._get_cache(one, on_step)
             if not isinstance(value, Tensor):
@@ -109,7 +109,7 @@ class FinalValues(_LoggerConnector):
     @property
     def progress_bar_metrics(self) -> Any:
         """The numbers for a bar that is drawn now."""
-        shown = super().progress_bar_metrics
+        shown: Any = super().progress_bar_metrics
         shown.update(zip(shown, floats([*shown.values()]), strict=True))
         return shown
 
@@ -137,7 +137,7 @@ class FinalValues(_LoggerConnector):
             if on_step and isinstance(one.value, LoggedValue):
                 one._forward_cache = one.value._forward_cache
             value = results._get_cache(one, on_step)
-            if isinstance(value, Tensor) and value.numel() == 1 and value.device != CPU:
+            if isinstance(value, Tensor) and value.numel() == 1 and not is_on_host(value):
                 by_type[value.dtype].append((one, value.reshape(())))
         for values in by_type.values():
             copies = torch.stack([value for _, value in values]).cpu()  # synchronises
@@ -149,7 +149,7 @@ class FinalValues(_LoggerConnector):
         numbers = {name: value.item() for name, value in values.items() if value.numel() == 1}
         trainer: Any = self.trainer
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        for callback in trainer.callbacks if numbers else ():
+        for callback in trainer.callbacks:
             if hasattr(callback, "on_values"):
                 callback.on_values(trainer, stage, trainer.current_epoch, step, dict(numbers))
 
@@ -168,7 +168,7 @@ def before_reading(trainer: pl.Trainer, **functions: Read) -> None:
         around_hooks(trainer, [trainer.lightning_module], ["on_train_epoch_end"], ending_epoch)
     if type(connector) is _LoggerConnector:
         connector.__class__ = FinalValues
-        connector.before, connector.fresh = {m: [] for m in ("batch", "loader", "hooks", "epoch")}, {}
+        vars(connector).update(before=defaultdict(list), fresh={})
     for moment, function in functions.items():
         connector.before[moment].insert(0, function)
 
@@ -184,6 +184,11 @@ def ending_epoch(trainer: pl.Trainer) -> Iterator[None]:
     yield
     if isinstance(connector := trainer._logger_connector, FinalValues):
         connector.end_train_epoch()
+
+
+def is_on_host(value: Tensor) -> bool:
+    """Return whether a value can be read without waiting for a device."""
+    return value.device.type == "cpu"
 
 
 def row_is_due(trainer: pl.Trainer) -> bool:

@@ -63,7 +63,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (trainer.fit_loop, "_should_accumulate"),
         (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor _batches_that_stepped _results"),
         (trainer.fit_loop.epoch_loop._results, "valid_items _get_cache _forked_name"),
-        (logger_connector, "_LoggerConnector _METRICS"),
+        (logger_connector, "_LoggerConnector"),
         (trainer.fit_loop, "_data_source"),
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from harness.checkpoints import lookup
@@ -20,7 +21,7 @@ AT_ONCE = "cpu"  # the device whose numbers are read without waiting
 
 
 class NonFinite(pl.Callback):
-    """Stop the run at a loss, a gradient or a weight that is not finite, and name it.
+    """Stop the run at a loss, gradient, weight or first objective that is not finite; name it.
 
     Each loss is looked at before its backward pass. A GPU notes the first bad step, and copies it
     to the host every ``STEPS_BETWEEN``, where it is read so many steps later: no step waits. A
@@ -34,6 +35,7 @@ class NonFinite(pl.Callback):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.warned: set[str] = set()  # monitored values
         self.on_train_start()
 
     def on_train_start(self, *_: Any) -> None:
@@ -65,6 +67,34 @@ class NonFinite(pl.Callback):
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
 
+    def on_values(
+        self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
+    ) -> None:
+        """Stop where no value of an objective was finite yet; later, warn once."""
+        if stage == "train_step" or trainer.state.fn != "fit":
+            return
+        read = monitored(trainer) & values.keys()
+        bad = {name for name in read if not math.isfinite(values[name])}
+        for name in sorted(bad - self.warned):
+            self.warned.add(name)
+            sentence = f"{name} is {values[name]} in epoch {epoch}"
+            scores = [c.best_model_score for c in checkpoints_by(trainer, name)]
+            if scores and not any(score is not None and score.isfinite() for score in scores):
+                message = (
+                    f"{sentence}, the first that was evaluated: no checkpoint could be the best.\n"
+                    f"Look at what logs {name}, or choose another objective=<name>. "
+                    "callbacks.non_finite=null trains on."
+                )
+                if trainer.is_global_zero:
+                    log.error(message)
+                raise TrainingError(message)
+            if trainer.is_global_zero:
+                log.warning(
+                    "%s: no checkpoint of it can be the best, early stopping ends the run, and a "
+                    "plateau schedule counts it as no improvement. It is not said again.",
+                    sentence,
+                )
+
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -92,6 +122,19 @@ class NonFinite(pl.Callback):
         message = f"Step {step}{where}: {what}.\n{saved}. callbacks.non_finite=null trains on."
         log.error(message)
         raise TrainingError(message)
+
+
+def checkpoints_by(trainer: pl.Trainer, name: str) -> list[ModelCheckpoint]:
+    """Return the checkpoint callbacks that go by a logged value."""
+    kept = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    return [callback for callback in kept if callback.monitor == name]
+
+
+def monitored(trainer: pl.Trainer) -> set[Any]:
+    """Return the names of the logged values that checkpoints, stopping and schedules go by."""
+    callbacks: Any = [*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks]
+    names = {getattr(callback, "monitor", None) for callback in callbacks}
+    return names | {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
 
 
 def first_bad_weight(module: nn.Module) -> str | None:

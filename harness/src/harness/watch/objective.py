@@ -34,14 +34,9 @@ class Objective(pl.Callback):
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look after a validation within an epoch."""
-        if not (trainer.sanity_checking or acts_at_epoch_end(trainer)):
-            self.look(trainer)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look where an epoch ends."""
-        if acts_at_epoch_end(trainer):
+    def on_values(self, trainer: pl.Trainer, stage: str, *_: Any) -> None:
+        """Look before Lightning's callbacks do, where a validation or an epoch ends."""
+        if stage == ("train_epoch" if acts_at_epoch_end(trainer) else "validate"):
             self.look(trainer)
 
     def on_save_checkpoint(
