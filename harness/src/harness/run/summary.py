@@ -120,13 +120,13 @@ def scalars(trainer: pl.Trainer) -> dict[str, float]:
 def show(rows: Mapping[str, str]) -> None:
     """Print a table of two columns.
 
-    Sentences are wrapped between words; commands and paths are not, because they are copied.
+    A terminal gets sentences wrapped between words, and commands and paths whole, to be copied.
     """
     console = Console(highlight=False)
     console.print()
     for name, value in rows.items():
         text = printable(value)
-        if name not in COPIED:
+        if name not in COPIED and console.is_terminal:
             # A long word, such as a path, stays whole.
             how: Any = {"break_long_words": False, "break_on_hyphens": False}
             indent = " " * (NAME_WIDTH + 1)

@@ -15,6 +15,8 @@ from harness.errors import printable
 log = logging.getLogger(__name__)
 ELSEWHERE = re.compile("^lr-|_step$|^epoch$|^step$")  # what the line has already, or nobody follows
 
+OF_EPOCH = re.compile("_epoch$")  # the value of train/loss has the name train/loss_epoch as well
+
 
 class EpochLines(pl.Callback):
     """Print the values of each epoch, aligned, in one line of the terminal.
@@ -50,7 +52,7 @@ class EpochLines(pl.Callback):
     ) -> None:
         """Print values as far as a line of the terminal has room: the objective first."""
         names = [n for n in values if not ELSEWHERE.search(n)]
-        names = [n for n in names if not n.endswith("_epoch") or n[:-6] not in values]
+        names = [n for n in names if n == (plain := OF_EPOCH.sub("", n)) or plain not in values]
         cells = first | {name: number(values[name]) for name in names}
         for name, text in cells.items():
             self.widths[name] = max(self.widths.get(name, 0), len(text))
