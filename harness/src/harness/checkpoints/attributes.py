@@ -75,7 +75,8 @@ class Attributes:
     def look_before_epoch(self, trainer: pl.Trainer) -> None:
         """Keep all plain values before an epoch's hooks are called again."""
         packer = Packer(named=named_objects(trainer))
-        packed = {name: packer.pack(value, name) for name, value in values(trainer).items()}
+        found = values(trainer).items()
+        packed = {name: packer.pack_attribute(value, name) for name, value in found}
         refused = {place[:2] for place, _ in packer.objects}
         self.packed = {name: node for name, node in packed.items() if name not in refused}
 
@@ -112,7 +113,7 @@ class Attributes:
             if is_of_hooks and now[name] == self.before_hooks.get(name):
                 continue
             packer.objects = []
-            node = packer.pack(value, name)
+            node = packer.pack_attribute(value, name)
             if name[0].startswith(SAMPLER):
                 lost[name] = "of a sampler only numbers are kept"
             elif not packer.objects:

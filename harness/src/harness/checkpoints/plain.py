@@ -9,6 +9,7 @@ what training has changed.
 import hashlib
 import io
 import logging
+import math
 import pickle
 import threading
 import time
@@ -16,6 +17,7 @@ import types
 import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,16 @@ IGNORED = (
 )
 
 
+# What is compared by all of its values: bytes of a pickle, and of a tensor or an array in it.
+MAX_PICKLED, MAX_NUMBERS = 2**20, 2**24
+MAX_KEPT = 2**26  # bytes of one attribute in a checkpoint; an entry of a list or dict counts as 256
+SAMPLE = 4096  # numbers of a large tensor or array that are compared
+
+
+class TooLarge(Exception):
+    """Raised where a value is larger than what is compared, or kept."""
+
+
 class Packer:
     """Packs values; an object that is reached twice is packed once, so that it stays shared.
 
@@ -54,12 +66,32 @@ class Packer:
         self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and what it is packed into
         self.objects: list[tuple[tuple[Any, ...], str]] = []  # where each is, and a reason
         self.num_marked = 0  # values that torch's plain reader would refuse
+        self.num_left = math.inf  # bytes that may still be packed
 
     def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> Any:
         """Note that a value is not plain."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self.objects.append((place, reason or kind.removeprefix("builtins.")))
         return value if self.keeps_objects else None
+
+    def pack_attribute(self, value: Any, name: tuple[str, str]) -> Any:
+        """Pack the value of an attribute, unless it is larger than what a checkpoint keeps."""
+        self.num_left = MAX_KEPT
+        try:
+            return self.pack(value, name)
+        except TooLarge:
+            self.nodes = {key: pair for key, pair in self.nodes.items() if pair[1] is not self}
+            return self.refuse(value, name, f"larger than {MAX_KEPT >> 20} MiB")
+
+    def spend(self, num_bytes: int) -> None:
+        """Count bytes that are packed.
+
+        Raises:
+            TooLarge: the attribute has more than a checkpoint keeps.
+        """
+        self.num_left -= num_bytes
+        if self.num_left < 0:
+            raise TooLarge
 
     def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
         """Pack a value; `place` are the keys and indices that lead to it."""
@@ -79,8 +111,10 @@ class Packer:
     def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind = type(value)
         if kind in MAPPINGS:
+            self.spend(256 * len(value))
             return self._mapping(value, place)
         if kind in COLLECTIONS:
+            self.spend(256 * len(value))
             parts = [self.pack(part, (*place, i)) for i, part in enumerate(value)]
             if kind in (list, tuple):
                 return kind(parts)
@@ -90,6 +124,7 @@ class Packer:
         if kind in (Tensor, torch.nn.Parameter):
             return self.tensor(value, place)
         if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
+            self.spend(value.nbytes)
             file = io.BytesIO()
             np.save(file, value, allow_pickle=False)  # with its type, shape and order
             data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
@@ -117,6 +152,7 @@ class Packer:
             return self.refuse(value, place, f"it is {self.named[id(value)]}")
         if value.is_meta or (value.requires_grad and value.is_leaf):
             return self.refuse(value, place, "a tensor without values, or trained, no parameter")
+        self.spend(value.nbytes)
         data = value.detach().to("cpu", copy=True)
         return data if value.device.type == "cpu" else self.marked(Tensor, data)
 
@@ -203,11 +239,13 @@ class DigestPickler(pickle.Pickler):
     Args:
         file: takes the pickle, which is never read.
         named: objects that a checkpoint holds in another place, by id.
+        is_bounded: of large tensors and arrays a sample is read, and their identity.
     """
 
-    def __init__(self, file: Any, named: dict[int, str]) -> None:
+    def __init__(self, file: Any, named: dict[int, str], is_bounded: bool) -> None:
         super().__init__(file, protocol=4)
         self.named, self.has_tensors = named, False
+        self.is_bounded = is_bounded
 
     def reducer_override(self, obj: Any) -> Any:
         """Describe one object that is no number, text or builtin container."""
@@ -225,6 +263,8 @@ class DigestPickler(pickle.Pickler):
             return text(time.monotonic_ns())  # an iterator may have moved on, and nobody sees it
         if isinstance(obj, (Tensor, np.ndarray)):
             self.has_tensors = True
+            if self.is_bounded and obj.nbytes > MAX_NUMBERS:
+                return text(*outline(obj))
             if isinstance(obj, Tensor) and obj.layout is torch.strided and not obj.is_quantized:
                 flat = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
                 numbers = flat.view(torch.uint8).cpu().numpy().data
@@ -234,6 +274,31 @@ class DigestPickler(pickle.Pickler):
         except Exception:  # whatever an author's object raises
             return text(kind, id(obj))
         return text(kind, reduced) if isinstance(reduced, str) else reduced
+
+
+def outline(value: Any, named: dict[int, str] | None = None, depth: int = 3) -> tuple[Any, ...]:
+    """Describe a large value by its identity, its size and a sample of what it holds."""
+    kind, size = type(value), len(value) if hasattr(value, "__len__") else 0
+    found: Any = kind, id(value), size
+    if isinstance(value, (Tensor, np.ndarray)):
+        found += str(value.dtype), tuple(value.shape)
+        if isinstance(value, Tensor):
+            return *found, value._version  # which each operation on it raises
+        flat = value.reshape(-1) if value.flags.c_contiguous else value.ravel(order="K")[:SAMPLE]
+        return *found, zlib.crc32(np.ascontiguousarray(flat[:: max(1, flat.size // SAMPLE)]))
+    if depth == 0 or kind in SCALARS or id(value) in (named or {}):
+        return found
+    parts: Any = vars(value).values() if hasattr(value, "__dict__") else ()
+    if isinstance(value, (list, tuple, deque)):
+        parts = [value[i * size // 64] for i in range(min(size, 64))]
+    elif isinstance(value, dict):
+        parts = [part for item in islice(value.items(), 64) for part in item]
+    elif isinstance(value, (set, frozenset)):
+        parts = [*islice(value, 64)]
+    whole = named or {}
+    return *found, *(
+        part if type(part) in SCALARS else outline(part, whole, depth - 1) for part in parts
+    )
 
 
 def text(*parts: Any) -> tuple[Any, ...]:
@@ -249,10 +314,20 @@ def digest(value: Any, named: dict[int, str], is_packed: bool = False) -> tuple[
     if type(value) in SCALARS:
         return (type(value).__name__, repr(value)), False  # a NaN equals itself, 0.0 not -0.0
     content = hashlib.blake2b(digest_size=16)
-    pickler = DigestPickler(types.SimpleNamespace(write=content.update), named)
+    num_left = math.inf if is_packed else MAX_PICKLED
+
+    def write(data: Any) -> None:
+        nonlocal num_left
+        if (num_left := num_left - len(data)) < 0:
+            raise TooLarge
+        content.update(data)
+
+    pickler = DigestPickler(types.SimpleNamespace(write=write), named, not is_packed)
     pickler.fast = is_packed  # equal texts need not be one object, and nothing holds itself
     try:
         pickler.dump(value)
+    except TooLarge:
+        return outline(value, named), pickler.has_tensors
     except Exception:  # too deep, or of an author's class that raises
         return ("object", id(value)), True
     return content.hexdigest(), pickler.has_tensors
