@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.checkpoints.plain import MAX_KEPT, Packer, digest
+from harness.checkpoints.digests import digest
+from harness.checkpoints.plain import MAX_KEPT, Packer
 
 MANY = 300_000
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from harness.checkpoints.digests import digest
 from harness.checkpoints.owners import (
     GRADIENT,
     SAMPLER,
@@ -27,7 +28,7 @@ from harness.checkpoints.owners import (
     values,
     with_held,
 )
-from harness.checkpoints.plain import Packer, Unpacker, digest
+from harness.checkpoints.plain import Packer, Unpacker
 from harness.kinds import SCALARS
 from harness.names import few
 from harness.processes.agreement import gather

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, SumMetric
 
-from harness.checkpoints.plain import IGNORED
+from harness.checkpoints.digests import IGNORED
 from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what comes before the imports of a run takes a module of this package as well
     import pytorch_lightning as pl
+    from torch import Tensor
 
 
 def callbacks_of(trainer: "pl.Trainer") -> "list[pl.Callback]":
     """Return the callbacks in their order, with the type that Lightning 2.6 hides from mypy."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return callbacks
+
+
+def num_writes(tensor: "Tensor") -> int:
+    """Return how often a tensor was written to, as torch counts for autograd."""
+    return tensor._version

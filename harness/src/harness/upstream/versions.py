@@ -52,7 +52,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (_python_dispatch, "TorchDispatchMode"),
         (torch.ops.aten.add_.Tensor, "_schema"),
         (pl.strategies.DDPStrategy(), "_ddp_comm_hook"),
-        (torch.zeros(1), "_backward_hooks _post_accumulate_grad_hooks"),
+        (torch.zeros(1), "_backward_hooks _post_accumulate_grad_hooks _version"),
         (pl.LightningModule(), "_call_impl _compiled_call_impl _current_fx_name _device"),
         (schedule, "_schedule_phases"),
         (subprocess_script, "_launch_process_observer subprocess"),
