@@ -35,10 +35,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("strategy", "words"),
     [
         ("dp(2)", ()),
-        ("ddp(2)", ()),
         ("ddp(3)", (IN_PARTS, "data.num_workers=1")),
         ("ddp2(2x2)", ()),
         *slow(("cpu", ("trainer.accumulate_grad_batches=4",)), ("ddp(2)", (IN_PARTS,))),
+        *slow(("ddp(2)", ())),
         *slow(*[("fsdp(2)", (IN_PARTS,))] * (not NO_FSDP)),
     ],
 )

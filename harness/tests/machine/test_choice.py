@@ -128,9 +128,15 @@ def words(tmp_path: Path) -> list[str]:
     return ["train.py", *model, "trainer.fast_dev_run=true", "gpus=emptiest", place]
 
 
-def test_ddp_processes_inherit_the_choice(words: list[str], tmp_path: Path) -> None:
+def test_ddp_processes_that_start_early_are_the_run_and_inherit_the_choice(
+    words: list[str], tmp_path: Path
+) -> None:
+    """They import beside the first process, and do nothing before it tells them to."""
     result = typed(*words, "strategy=ddp", "trainer.devices=2")
     assert result.returncode == 0, result.stderr
+    # Lightning gives the port to those that it starts, or takes for those.
+    assert json.loads((tmp_path / "1.json").read_text())["MASTER_PORT"].isdigit()
+    assert "DDPStrategy, 2 processes" in result.stdout
     for rank in range(2):
         visible = json.loads((tmp_path / f"{rank}.json").read_text())["CUDA_VISIBLE_DEVICES"]
         assert [uuid[4] for uuid in visible.split(",")] == ["3", "1"]

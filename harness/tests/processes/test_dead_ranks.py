@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import slow
 from tests.faults.fork_server import command
 from tests.workers.disturb import disturb
 
@@ -21,8 +22,8 @@ DIED = r"The process of rank {} has ended \({}\), and the run ends with it"
     [
         ("error", "0", r"disturb.py:\d+ .*of a mistake"),
         ("error", "2", r"Rank 2: .*disturb.py:\d+ .*of a mistake"),
-        ("error", "null", r"disturb.py:\d+ .*of a mistake"),
         ("kill", "2", DIED.format(2, "SIGKILL")),
+        *slow(("error", "null", r"disturb.py:\d+ .*of a mistake")),
     ],
 )
 def test_end_of_a_rank_is_told_once_and_ends_the_run(

@@ -11,7 +11,7 @@ import pytest
 
 from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 from tests.faults import fork_server
 from tests.faults.fork_server import command
 from tests.faults.run_folder import only
@@ -152,7 +152,7 @@ def started(folder: Path, *words: str) -> fork_server.Started:
 
 
 def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    words = (*TINY, "trainer.max_epochs=60", "seed=1,2")
+    words = (*TINY, "trainer.max_epochs=60,1")
     driver = started(tmp_path, *words)
     end = time.monotonic() + 200
     while not [*tmp_path.glob("sweeps/*/*/0/metrics.csv")] and time.monotonic() < end:
@@ -169,7 +169,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
 
 
-@pytest.mark.parametrize("kind", ["grid", "study"])
+@pytest.mark.parametrize("kind", ["study", *slow("grid")])
 def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     """kill -9 of the driver or of a job; each job is then what a single run of its words is."""
     words = [*TINY, "trainer.max_epochs=5", "checkpoint.every_n_steps=3", "sweep.num_parallel=2"]

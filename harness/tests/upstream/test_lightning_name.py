@@ -29,6 +29,14 @@ assert L.LightningModule is pytorch_lightning.LightningModule and L.Trainer is p
 assert L.fabric.Fabric is L.Fabric and L.seed_everything is pl.seed_everything
 assert L.fabric.__name__ == "lightning_fabric" and L.__version__
 """
+MISSING = """
+try:
+    from lightning import nothing
+except ImportError as error:
+    assert "cannot import name 'nothing' from 'lightning'" in str(error), error
+else:
+    assert False
+"""
 # As the distribution begins: its top module imports its own copy.
 TOP = "from lightning.pytorch import LightningModule, Trainer\n"
 TOP += "from lightning.fabric import Fabric, seed_everything\n__version__ = 'copy'\n"
@@ -60,9 +68,7 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(find_spec("lightning.data") is not None, reason="lightning is installed")
 def test_without_the_package_both_names_are_one() -> None:
-    assert python(IMPORTS) == ""
-    missing = python("import harness\nfrom lightning import nothing")
-    assert "cannot import name 'nothing' from 'lightning'" in missing
+    assert python(IMPORTS + MISSING) == ""
 
 
 @pytest.mark.slow
@@ -71,6 +77,7 @@ def test_with_the_package_both_names_are_one_and_the_rest_is_its_own(installed: 
     assert python(IMPORTS + text, installed) == ""
 
 
+@pytest.mark.slow
 def test_copy_that_was_imported_before_is_warned_of(installed: Path) -> None:
     """A notebook that has imported it has modules that no Trainer here takes."""
     text = """
