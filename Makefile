@@ -2,6 +2,7 @@
 # make check   set up if needed, run the linters and the type checker
 # make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
 # make test-harness ARGS="-k resume"   of the library's tests those that you name
+# make test-gpu   what only a GPU shows, beside the same on the CPU, five minutes; installs nothing
 # make test-all   make test, and what takes longer: kill storms, clusters, all variants, packages
 # make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
 # uv, where there is one, installs the same versions faster; make UV= leaves it out.
@@ -25,7 +26,7 @@ TEST_INSTALLED := $(VENV)/installed-test
 # What an environment is made anew for; the files that are included below need it as well.
 REQUIRED := pyproject.toml requirements.lock $(wildcard requirements.txt harness/requirements.txt)
 
-.PHONY: train check test test-harness test-all lock
+.PHONY: train check test test-harness test-gpu test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -70,8 +71,20 @@ test-harness:
 	@echo "The library's tests are in the template: run make test-harness there." && exit 1
 endif
 
-# What needs a GPU is skipped without one, and says so.
-ALL := -m "slow or gpu or multi_gpu" -rs
+# Tests that are not marked for a GPU see none (harness.testing). These see one, and an environment
+# that is there is taken as it is. TEST_DEVICE=cpu runs the cases without a GPU.
+WORKERS ?= 6
+test-gpu:
+	@test -x $(BIN)/pytest || $(MAKE) $(TEST_INSTALLED)
+ifneq ($(wildcard harness/tests),)
+	cd harness && TEST_PROJECT=$(CURDIR) OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n $(WORKERS) \
+	    -m "gpu or multi_gpu" -v -rs -p no:cacheprovider $(ARGS) \
+	    $$(grep -rlE "mark\.(multi_)?gpu" --include="test_*.py" tests)
+else
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "gpu or multi_gpu" -v -rs $(ARGS)
+endif
+
+ALL := -m slow
 test-all: test
 	$(PYTEST) $(ALL)
 ifneq ($(wildcard harness/tests),)
@@ -79,6 +92,7 @@ ifneq ($(wildcard harness/tests),)
 	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) $(ALL) .
 	$(MAKE) packages
 endif
+	$(MAKE) test-gpu  # skipped without a GPU, which it says
 
 -include harness/benchmarks/bench.mk  # make bench
 -include harness/tests/packages/packages.mk  # make packages

@@ -1,3 +1,3 @@
-from harness.testing import clean_environment, make_cfg
+from harness.testing import clean_environment, make_cfg, pytest_configure
 
-__all__ = ["clean_environment", "make_cfg"]
+__all__ = ["clean_environment", "make_cfg", "pytest_configure"]

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from harness import testing
 from harness.processes import leaving
 from harness.testing import clean_environment, command, make_cfg
 
 __all__ = ["LIBRARY", "ROOT", "clean_environment", "command", "finished_run", "make_cfg", "slow"]
+
+pytest_configure = testing.pytest_configure  # hides GPUs
 
 LIBRARY = Path(__file__).resolve().parents[1]
 SMALL = LIBRARY / "tests" / "project"
@@ -24,6 +27,8 @@ known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*SOURCES, *filter(None, known)]))
 # Some tests fork this process, and a fork lacks the threads that torch has computed with.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With cpu, cases for a GPU run on the CPU, for one who changes them without having a GPU.
+TEST_DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 # What YAML files of tests name: modules of this package, and those that a test writes.
 MODULES = "hungry,linear,mine,noting,public,spy,study_of_history,tests"
 MODULES += ",images,startup"  # of benchmarks/
@@ -52,12 +57,13 @@ def slow(*values: Any) -> list[Any]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A warning is an error in the harness's tests; in the owner's it is the owner's."""
-    num_gpus = torch.cuda.device_count()
+    num_gpus = torch.cuda.device_count() if TEST_DEVICE == "cuda" else 2
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings(*WARNINGS), append=False)
         for name, needed in (("gpu", 1), ("multi_gpu", 2)):
-            if item.get_closest_marker(name) and num_gpus < needed:
+            is_elsewhere = TEST_DEVICE != "cuda" and "tests/gpu/" not in str(item.path)
+            if item.get_closest_marker(name) and (num_gpus < needed or is_elsewhere):
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s)"))
 
 

@@ -14,6 +14,12 @@ from omegaconf import DictConfig
 from harness.command.compose import compose
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests see no GPU: one alone runs those that are marked for it, ``-m gpu``."""
+    if not config.option.markexpr.startswith(("gpu", "multi_gpu")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True)
 def clean_environment() -> Iterator[None]:
     """Reset what a run changes: launchers set ranks and ports, and the log file stays open."""

@@ -93,4 +93,6 @@ def write_fake(folder: Path, gpus: list[FakeGpu]) -> dict[str, str]:
         # Locks are the machine's: another test that runs meanwhile has other GPUs.
         f"fake.nvmlDeviceGetUUID = lambda i: f'GPU-{{i}}{{i}}ab-{crc32(bytes(folder)):x}'\n"
     )
-    return {"PYTHONPATH": ":".join([str(folder), *filter(None, sys.path)])}
+    visible = ",".join(map(str, range(len(gpus))))  # the tests themselves see none
+    paths = ":".join([str(folder), *filter(None, sys.path)])
+    return {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": visible}

@@ -26,6 +26,12 @@ def test_fake_has_the_names_and_numbers_of_the_library() -> None:
             assert real == getattr(FakeNvml, name)
 
 
+def test_tests_that_are_not_marked_gpu_see_none() -> None:
+    """``pytest_configure`` of harness.testing."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert num_gpus() == torch.cuda.device_count() == 0
+
+
 def test_gpu_is_described_also_where_another_is_lost_or_has_no_memory_of_its_own(machine) -> None:
     library = machine(FakeGpu(79.5), FakeGpu(3, lost=True), FakeGpu(3, memory_unknown=True))
     first, lost, shared = gpus()
@@ -97,7 +103,8 @@ def test_gpus_are_counted_before_torch_is_imported(tmp_path: Path) -> None:
     (fake / "torch.py").write_text("raise SystemExit('torch was imported')")
     words = "strategy=ddp", "trainer.devices=2", f"output_dir={tmp_path / 'out'}"
     result = typed("train.py", *words, environment=variables)
-    assert result.stderr.startswith("trainer.devices=2, and this run sees 1 GPU: number 0.\nUse ")
+    sees = "trainer.devices=2, and this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=0): number 0.\nUse "
+    assert result.stderr.startswith(sees)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 2)
     assert not (tmp_path / "out").exists()
 

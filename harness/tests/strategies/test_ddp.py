@@ -3,10 +3,16 @@
 That they end as one process does is shown by the cells of ``tests/modules``.
 """
 
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import ddp as lightning_ddp
+from torch import nn
 
 from harness.checkpoints.lookup import by_step
 from harness.strategies import ddp
@@ -56,3 +62,28 @@ def test_what_one_process_unfreezes_alone_ends_in_an_error(
     # Whichever process times out first closes its connection, and the other may see that first.
     assert "Timed out" in said or "remote worker crashing" in said
     assert by_step(run_dir / "checkpoints")[-1].name == "step_3.ckpt"
+
+
+def test_ddp_is_built_on_the_stream_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As plain torch builds it; else Lightning's own way is needed no more to be avoided."""
+    module = pl.LightningModule()
+    module.layer = nn.Linear(2, 2)
+    streams, built = [], []
+
+    class Built(nn.Module):
+        def __init__(self, module: nn.Module, device_ids: Any, **_: Any) -> None:
+            super().__init__()
+            built.append(device_ids)
+
+    monkeypatch.setattr(lightning_ddp, "DistributedDataParallel", Built)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: streams.append(1) or nullcontext())
+    for kind, num_streams in ((pl.strategies.DDPStrategy, 1), (ddp.DDPStrategy, 0)):
+        streams.clear()
+        monkeypatch.setattr(kind, "root_device", torch.device("cuda", 0))
+        strategy = kind(parallel_devices=[torch.device("cuda", 0)])
+        strategy.model = strategy._lightning_module = module
+        strategy.configure_ddp()
+        assert len(streams) == num_streams, kind
+        assert strategy.determine_ddp_device_ids() == [0]  # for NCCL's barriers
+    assert built == [[0], None]

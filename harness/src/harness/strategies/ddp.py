@@ -9,7 +9,6 @@ match, which is an error of theirs.
 
 from typing import Any
 
-import torch
 from pytorch_lightning import strategies
 from torch import Tensor, nn
 
@@ -26,12 +25,23 @@ class DDPStrategy(strategies.DDPStrategy):
     parameters: tuple[nn.Parameter, ...] = ()
     averaged: frozenset[nn.Parameter] = frozenset()  # those whose gradients DDP averages
     flags: list[bool] | None = None  # requires_grad of the parameters before the last step
+    is_wrapping = False
 
     def configure_ddp(self) -> None:
         """Wrap the model, and note whose gradients are averaged."""
+        self.is_wrapping = True
         super().configure_ddp()
+        self.is_wrapping = False
         self._list_parameters()
         self.averaged = frozenset(p for p in self.parameters if p.requires_grad)
+
+    def determine_ddp_device_ids(self) -> list[int] | None:
+        """Return the device for NCCL's barriers, and none for DDP, which is where its module is.
+
+        For a device Lightning 2.6 builds DDP on another stream than that of the steps: torch then
+        warns that the gradients are accumulated on it, and synchronises both (Lightning #21567).
+        """
+        return None if self.is_wrapping else super().determine_ddp_device_ids()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Wrap the model anew, after all hooks, if other parameters are trained from here on."""
@@ -56,9 +66,7 @@ class DDPStrategy(strategies.DDPStrategy):
         wrapper: Any = self.model
         wrapper.reducer = wrapper.logger = None  # removes its hooks from the parameters
         self.model = wrapper.module
-        self._synchronize()  # Lightning builds DDP on another stream
         self.configure_ddp()
-        self._synchronize()
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Refuse a gradient that DDP would leave to each process."""
@@ -74,10 +82,6 @@ class DDPStrategy(strategies.DDPStrategy):
 
     def _flags(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.parameters]
-
-    def _synchronize(self) -> None:
-        if self.root_device.type == "cuda":
-            torch.cuda.synchronize(self.root_device)
 
     def _refusal(self, when: str) -> UserError:
         assert self.lightning_module is not None
