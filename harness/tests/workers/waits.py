@@ -33,8 +33,6 @@ ENGINE = "_engine_run_backward"
 DATA = "/torch/utils/data/"  # where a loader makes batches
 # Numbers that are asked for only where the device is the CPU.
 ONLY_ON_CPU = {("non_finite.py", "on_before_backward"), ("mean_over.py", "refuse")}
-# Lightning makes numbers of what the bar may show, after each step that follows a row.
-OF_THE_BAR = {("logged_values.py", "both"), ("progress_bar.py", "get_metrics")}
 PACKAGES = (
     "/torch/",
     "/pytorch_lightning/",
@@ -87,7 +85,7 @@ class Waits(pl.Callback):
         frames = [f for f in reversed(traceback.extract_stack()) if f.filename != __file__]
         own = [f for f in frames if not any(package in f.filename for package in PACKAGES)]
         nearest = own[0] if own else frames[0]
-        is_known = (Path(nearest.filename).name, nearest.name) in ONLY_ON_CPU | OF_THE_BAR
+        is_known = (Path(nearest.filename).name, nearest.name) in ONLY_ON_CPU
         if not is_known and not any(DATA in f.filename for f in frames):
             places = [f"{Path(f.filename).name}:{f.lineno}:{f.name}" for f in (nearest, *own[1:2])]
             self.places[" < ".join([name, *places])] += 1
