@@ -66,9 +66,12 @@ def with_held(found: dict[str, Any]) -> dict[str, Any]:
     """Add the objects that attributes of these owners hold, such as a running mean or a config."""
     seen, held = {id(owner) for owner in found.values()}, dict[str, Any]()
     for name, owner in found.items():
-        for attribute, value in attributes_of(owner).items():
+        is_dict = isinstance(owner, dict)  # hyper-parameters
+        for attribute, value in (owner if is_dict else vars(owner)).items():
             kind: Any = type(value)
-            if is_own(kind) and hasattr(value, "__dict__") and id(value) not in seen:
+            if not is_own(kind) or not hasattr(value, "__dict__") or id(value) in seen:
+                continue
+            if is_dict or is_kept(owner, attribute):
                 seen.add(id(value))
                 held[f"{name}.{attribute}"] = value
     return found | held
