@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.machine import usable_cores
 
 # Modules beside this one that configs name.
-os.environ.setdefault("YAML_ALLOWED", "images,startup")
+os.environ.setdefault("YAML_ALLOWED", "gpu,images,startup")
 
 # The small project of the library's tests, whose commands are measured.
 ROOT = Path(__file__).resolve().parents[1] / "tests" / "project"
@@ -32,11 +32,12 @@ def arguments(doc: str, repeats: int) -> argparse.ArgumentParser:
 def take_turns(
     contenders: Mapping[str, Callable[[], float]], repeats: int
 ) -> dict[str, list[float]]:
-    """Measure each contender once per turn."""
+    """Measure each contender once per turn, and print each figure as it is there."""
     figures: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
+    for turn in range(repeats):
         for name, measure in contenders.items():
             figures[name].append(measure())
+            print(f"turn {turn + 1} of {repeats}: {name} {figures[name][-1]:.4g}", flush=True)
     return figures
 
 

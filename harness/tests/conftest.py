@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TEST_DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 # What YAML files of tests name: modules of this package, and those that a test writes.
 MODULES = "hungry,linear,mine,noting,public,spy,study_of_history,tests"
-MODULES += ",images,startup"  # of benchmarks/
+MODULES += ",gpu,images,startup"  # of benchmarks/
 os.environ.setdefault("YAML_ALLOWED", MODULES)
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # The first filter has the least to say: a test's own marks come after these.
