@@ -154,9 +154,11 @@ class Table(SplitDataModule):
             "drawn_from": self.drawn_from(self.checksum),
         }
         texts = [f"{c['name']} ({len(c['values']):,})" for c in columns if "values" in c]
-        kinds = f"{len(columns) - len(texts)} columns of numbers; categories {', '.join(texts)}"
+        kinds = f"{len(columns) - len(texts)} columns of numbers"
+        kinds += f"; categories {', '.join(texts)}" if texts else ""
         names = f"; classes {', '.join(self.class_names[:20])}" if self.classes else ""
-        self.say(f"data.file={self.file}: {self.table.height:,} rows, {kinds}{names}")
+        source = "the built-in table" if self.file is None else f"data.file={self.file}"
+        self.say(f"{source}: {self.table.height:,} rows, {kinds}{names}")
         if self.classes:
             return facts | {"num_classes": len(self.class_names), "class_names": self.class_names}
         targets = self.encode_targets(self.table[self.target])[train].astype(np.float64)

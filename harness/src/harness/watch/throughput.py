@@ -147,7 +147,10 @@ def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
     load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > CROWDED * num_cores:
         hint = ", and OMP_NUM_THREADS=1 may be faster" if torch.get_num_threads() > 1 else ""
-        return f"{text}; {num_cores} cores have a load of {load:.1f}{hint}"
+        return (
+            f"{text}; other programs slow this one down: {num_cores} cores have a load of "
+            f"{load:.1f}{hint}"
+        )
     if share <= INPUT_BOUND:
         return text
     each = spent.data / spent.num_steps
