@@ -144,4 +144,9 @@ def early_stop(trainer: pl.Trainer) -> str | None:
             return f"in epoch {stopper.stopped_epoch}: {reason}"
     if is_time_over(trainer):
         return f"in epoch {trainer.current_epoch - 1}: trainer.max_time was over"
+    num_epochs, num_steps = trainer.max_epochs or -1, trainer.max_steps
+    is_done = trainer.current_epoch >= num_epochs > -1 or trainer.global_step >= num_steps > -1
+    if trainer.should_stop and not is_done:
+        planned = f" of {num_epochs}" if num_epochs > -1 else ""
+        return f"after {trainer.current_epoch} epochs{planned}: trainer.should_stop was set"
     return None

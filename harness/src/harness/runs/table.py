@@ -32,7 +32,9 @@ def differing(runs: Runs) -> list[str]:
 
     Of two that are equal everywhere, such as ``seed`` and ``data.seed``, one is listed.
     """
-    outermost_first: list[str] = sorted(runs.settings, key=lambda name: name.count("."))
+    # What a choice of strategy brings along says less than its name, and is the same experiment.
+    own = [name for name in runs.settings if not name.startswith("trainer.strategy.")]
+    outermost_first: list[str] = sorted(own, key=lambda name: name.count("."))
     table = runs.frame.select(outermost_first)
     names: dict[tuple[Any, ...], str] = {}
     # A run whose config is missing or damaged differs in none.

@@ -17,6 +17,7 @@ import torch
 from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from torch import Tensor
 
+from harness.errors import UserError
 from harness.upstream.hooks import around_hooks
 from harness.upstream.logged_values import LoggedValue
 
@@ -94,10 +95,18 @@ class FinalValues(_LoggerConnector):
         on_step = self._first_loop_iter is not None
         found: Any = {"callback": {}, "log": {}, "pbar": {}}
         for _, one in results.valid_items():
+            if on_step and isinstance(one.value, LoggedValue):
+                one._forward_cache = one.value._forward_cache  # that of all ranks
             value = results._get_cache(one, on_step)
             if not isinstance(value, Tensor):
                 continue
             name, forked = results._forked_name(one, on_step)
+            if value.numel() != 1 and (one.meta.logger or one.meta.prog_bar):
+                raise UserError(
+                    f"self.log({name!r}, ...) has {value.numel()} values, and a log takes one.\n"
+                    "Log each under a name of its own, in on_validation_epoch_end for example: "
+                    'for i, value in enumerate(metric.compute()): self.log(f"val/class_{i}", value)'
+                )
             if one.meta.logger:
                 found["log"][forked] = value
             if one.meta.prog_bar:

@@ -5,10 +5,11 @@ In: the values of ``on_values``. Out: lines on stdout, which may be a file, and 
 
 import logging
 import re
-import shutil
 import time
+from typing import Any
 
 import pytorch_lightning as pl
+from rich import get_console
 
 from harness.errors import printable
 
@@ -21,21 +22,39 @@ OF_EPOCH = re.compile("_epoch$")  # the value of train/loss has the name train/l
 class EpochLines(pl.Callback):
     """Print the values of each epoch, aligned, in one line of the terminal.
 
-    A value that is logged at steps alone is that of the epoch's last row. Where a line has no room
-    for all values, it keeps the objective longest.
+    A value that is logged at steps alone is the mean of the epoch's rows. Where a terminal has no
+    room for all values, the line keeps the objective longest; a file and ``run.log`` get all.
     """
+
+    def __init__(self) -> None:
+        self.sums: dict[
+            str, tuple[float, int]
+        ] = {}  # of the running epoch's rows, and their number
+        self.found: dict[str, float] = {}  # values of its end
+        self.widths: dict[str, int] = {}  # of the columns, in their order
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep what a resumed epoch has had."""
+        return {"sums": self.sums, "found": self.found}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what the epoch has had."""
+        self.sums, self.found = state_dict["sums"], state_dict["found"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
         self.start = time.monotonic()
-        self.found: dict[str, float] = {}  # values of the running epoch
-        self.widths: dict[str, int] = {}  # of the columns, in their order
 
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
     ) -> None:
         """Keep values until their epoch ends; print those of a validation inside it at once."""
         if not trainer.is_global_zero or trainer.state.fn != "fit":
+            return
+        if stage == "train_step":
+            for name, value in values.items():
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = total + value, count + 1
             return
         if stage == "validate" and not trainer.is_last_batch:
             self.print(trainer, {"epoch": str(epoch), "step": str(step)}, values)
@@ -44,13 +63,14 @@ class EpochLines(pl.Callback):
         if stage == "train_epoch":
             now = time.monotonic()
             seconds = f"{now - self.start:.1f} s"
-            self.print(trainer, {"epoch": str(epoch)}, self.found, seconds)
-            self.start, self.found = now, {}
+            means = {name: total / count for name, (total, count) in self.sums.items()}
+            self.print(trainer, {"epoch": str(epoch)}, means | self.found, seconds)
+            self.start, self.sums, self.found = now, {}, {}
 
     def print(
         self, trainer: pl.Trainer, first: dict[str, str], values: dict[str, float], last: str = ""
     ) -> None:
-        """Print values as far as a line of the terminal has room: the objective first."""
+        """Print values, on a terminal as far as a line has room: the objective first."""
         names = [n for n in values if not ELSEWHERE.search(n)]
         names = [n for n in names if n == (plain := OF_EPOCH.sub("", n)) or plain not in values]
         cells = first | {name: number(values[name]) for name in names}
@@ -59,21 +79,31 @@ class EpochLines(pl.Callback):
         columns = [*first, *(name for name in self.widths if name not in ("epoch", "step"))]
         columns.sort(key=lambda name: (name not in first, not name.startswith("train")))
         monitor = getattr(trainer.checkpoint_callback, "monitor", None)
-        room = shutil.get_terminal_size().columns - len(last)
-        kept = set[str]()
-        wanted = sorted(columns, key=lambda n: (n not in first, n != monitor, "loss" not in n))
-        for name in wanted:
-            if (width := len(name) + self.widths[name] + 3) <= room or name in first:
-                kept.add(name)
-                room -= width
         # A value that this line lacks leaves its place empty, so that the others stay below theirs.
-        texts = {name: f"{name} {cells[name]}" if name in cells else "" for name in columns}
-        parts = [texts[n].ljust(len(n) + 1 + self.widths[n]) for n in columns if n in kept]
-        while not parts[-1].strip():
-            parts.pop()
-        line = printable("  ".join([*parts, last]).rstrip())
-        log.info("%s", line)
-        print(line, flush=True)
+        texts = {
+            name: (f"{name} {cells[name]}" if name in cells else "").ljust(
+                len(name) + 1 + self.widths[name]
+            )
+            for name in columns
+        }
+        log.info("%s", joined(texts, columns, last))
+        if get_console().is_terminal:
+            room = get_console().width - len(last)
+            by_rank = sorted(columns, key=lambda n: (n not in first, n != monitor, "loss" not in n))
+            kept = list[str]()
+            for name in by_rank:
+                if len(texts[name]) + 2 <= room or name in first:
+                    kept.append(name)
+                    room -= len(texts[name]) + 2
+            columns = [name for name in columns if name in kept]
+        print(joined(texts, columns, last), flush=True)
+
+
+def joined(texts: dict[str, str], columns: list[str], last: str) -> str:
+    """Return one line of some columns, without empty ones at its end."""
+    while len(columns) > 1 and not texts[columns[-1]].strip():
+        columns = columns[:-1]
+    return printable("  ".join([*(texts[name] for name in columns), last]).rstrip())
 
 
 def number(value: float) -> str:

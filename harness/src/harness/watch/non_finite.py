@@ -89,11 +89,8 @@ class NonFinite(pl.Callback):
                     log.error(message)
                 raise TrainingError(message)
             if trainer.is_global_zero:
-                log.warning(
-                    "%s: no checkpoint of it can be the best, early stopping ends the run, and a "
-                    "plateau schedule counts it as no improvement. It is not said again.",
-                    sentence,
-                )
+                text = consequences(trainer, name)
+                log.warning("%s. %sFurther ones are not told.", sentence, text)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -128,6 +125,16 @@ def checkpoints_by(trainer: pl.Trainer, name: str) -> list[ModelCheckpoint]:
     """Return the checkpoint callbacks that go by a logged value."""
     kept = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
     return [callback for callback in kept if callback.monitor == name]
+
+
+def consequences(trainer: pl.Trainer, name: str) -> str:
+    """Say what becomes of a value that is not finite."""
+    text = "best.ckpt stays that of an earlier one. " if checkpoints_by(trainer, name) else ""
+    if any(c.monitor == name and c.check_finite for c in trainer.early_stopping_callbacks):
+        text += "Early stopping ends the run. "
+    if any(c.reduce_on_plateau and c.monitor == name for c in trainer.lr_scheduler_configs):
+        text += "The plateau schedule counts it as no improvement. "
+    return text
 
 
 def monitored(trainer: pl.Trainer) -> set[Any]:
