@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 from torch import Tensor
+from torchmetrics.classification import MulticlassAccuracy
 
 from tests.conftest import train_command
 from tests.faults.fork_server import command
@@ -56,6 +58,43 @@ def test_every_epoch_has_a_line_where_the_screen_is_a_file(is_bar: str, tmp_path
     resumed = train_command(tmp_path, f"resume={run_dir}", "trainer.max_epochs=3")
     assert resumed == run_dir
     assert LINE.findall((tmp_path / "screen.txt").read_text()) == ["2"]
+
+
+class Stops(pl.Callback):
+    def on_values(self, trainer: pl.Trainer, stage: str, epoch: int, *_: Any) -> None:
+        trainer.should_stop = stage == "train_epoch" and epoch == 2
+
+
+def test_epochs_without_a_row_show_what_their_steps_have_logged_and_a_stop_is_told(
+    tmp_path: Path,
+) -> None:
+    groups = {"model": "_target_: tests.modules.classifiers.Classifier\n"}
+    words = write_conf(tmp_path, data="_target_: tests.exact.test_final_values.Flowery\n", **groups)
+    words += ["trainer.precision=64-true", "trainer.max_epochs=9", "objective=val/loss", "mode=min"]
+    train_command(tmp_path, *words, f"+callbacks.stops._target_={__name__}.Stops", "test=false")
+    screen = (tmp_path / "screen.txt").read_text()  # of five batches an epoch, and a row every ten
+    assert LINE.findall(screen) == ["0", "1", "2"]
+    assert "stopped early    after 3 epochs of 9: trainer.should_stop was set" in screen
+
+
+class PerClass(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = MulticlassAccuracy(3, average=None)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.metric(self(batch[0]), batch[1])
+        self.log("val/per_class", self.metric)
+
+
+def test_a_metric_of_several_values_is_named_with_what_to_write(tmp_path: Path) -> None:
+    groups = {"data": "_target_: tests.exact.test_final_values.Flowery\n"}
+    words = write_conf(tmp_path, model=f"_target_: {__name__}.PerClass\n", **groups)
+    words += ["trainer.precision=64-true", "test=false", f"output_dir={tmp_path}"]
+    ended = command("train.py", *words)
+    assert ended.returncode == 1
+    assert "self.log('val/per_class', ...) has 3 values, and a log takes one" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_terminal_of_80_columns_has_a_line_for_the_epoch_and_one_for_the_bar(

@@ -48,10 +48,12 @@ class FinalValues(_LoggerConnector):
         super().epoch_end_reached()
 
     def end_train_epoch(self) -> None:
-        """Combine what hooks at the end of a training epoch have logged, and tell the epoch's."""
+        """Tell an epoch's values, those of hooks at its end, and of steps since the last row."""
         self.call("hooks")
+        self.copy_to_host(on_step=True)
         self.copy_to_host(on_step=False)
-        self.tell("train_epoch", self.metrics["callback"])
+        values = self.read(on_step=True)["callback"] | self.read(on_step=False)["callback"]
+        self.tell("train_epoch", values)
 
     def on_epoch_end(self) -> None:
         """Combine what hooks at the end of an evaluation have logged."""
@@ -91,8 +93,11 @@ class FinalValues(_LoggerConnector):
     @property
     def metrics(self) -> Any:
         """Lightning's, with tensors for the progress bar: numbers would be waited for each step."""
+        return self.read(self._first_loop_iter is not None)
+
+    def read(self, on_step: bool) -> Any:
+        """Return the values of the step or of the epoch, by their readers."""
         results: Any = self.trainer._results
-        on_step = self._first_loop_iter is not None
         found: Any = {"callback": {}, "log": {}, "pbar": {}}
         for _, one in results.valid_items():
             if on_step and isinstance(one.value, LoggedValue):

@@ -51,19 +51,21 @@ class EpochLines(pl.Callback):
         """Keep values until their epoch ends; print those of a validation inside it at once."""
         if not trainer.is_global_zero or trainer.state.fn != "fit":
             return
-        if stage == "train_step":
-            for name, value in values.items():
-                total, count = self.sums.get(name, (0.0, 0))
-                self.sums[name] = total + value, count + 1
-            return
         if stage == "validate" and not trainer.is_last_batch:
             self.print(trainer, {"epoch": str(epoch), "step": str(step)}, values)
             return
-        self.found |= values
+        for name, value in values.items():
+            # Of a value that has a mean over the epoch, its steps have a name of their own.
+            is_mean = f"{name}_step" in self.sums and stage == "train_epoch"
+            if stage == "train_step" or (name in self.sums and not is_mean):
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = total + value, count + 1
+            else:
+                self.found[name] = value
         if stage == "train_epoch":
             now = time.monotonic()
-            seconds = f"{now - self.start:.1f} s"
             means = {name: total / count for name, (total, count) in self.sums.items()}
+            seconds = f"{now - self.start:.1f} s"
             self.print(trainer, {"epoch": str(epoch)}, means | self.found, seconds)
             self.start, self.sums, self.found = now, {}, {}
 
@@ -76,34 +78,26 @@ class EpochLines(pl.Callback):
         cells = first | {name: number(values[name]) for name in names}
         for name, text in cells.items():
             self.widths[name] = max(self.widths.get(name, 0), len(text))
-        columns = [*first, *(name for name in self.widths if name not in ("epoch", "step"))]
-        columns.sort(key=lambda name: (name not in first, not name.startswith("train")))
-        monitor = getattr(trainer.checkpoint_callback, "monitor", None)
-        # A value that this line lacks leaves its place empty, so that the others stay below theirs.
-        texts = {
-            name: (f"{name} {cells[name]}" if name in cells else "").ljust(
-                len(name) + 1 + self.widths[name]
-            )
-            for name in columns
-        }
-        log.info("%s", joined(texts, columns, last))
+        names = [*first, *sorted(names, key=lambda name: not name.startswith("train"))]
+        texts = [f"{name} {cells[name]}".ljust(len(name) + 1 + self.widths[name]) for name in names]
+        log.info("%s", joined([*texts, last]))
         if get_console().is_terminal:
             room = get_console().width - len(last)
-            by_rank = sorted(columns, key=lambda n: (n not in first, n != monitor, "loss" not in n))
-            kept = list[str]()
-            for name in by_rank:
-                if len(texts[name]) + 2 <= room or name in first:
-                    kept.append(name)
-                    room -= len(texts[name]) + 2
-            columns = [name for name in columns if name in kept]
-        print(joined(texts, columns, last), flush=True)
+            monitor = getattr(trainer.checkpoint_callback, "monitor", None)
+            must = {*first, monitor}
+            kept = set[str]()
+            for name in sorted(names, key=lambda n: (n not in must, "loss" not in n)):
+                width = len(texts[names.index(name)]) + 2
+                if width <= room or name in must:
+                    kept.add(name)
+                    room -= width
+            texts = [text for name, text in zip(names, texts, strict=True) if name in kept]
+        print(joined([*texts, last]), flush=True)
 
 
-def joined(texts: dict[str, str], columns: list[str], last: str) -> str:
-    """Return one line of some columns, without empty ones at its end."""
-    while len(columns) > 1 and not texts[columns[-1]].strip():
-        columns = columns[:-1]
-    return printable("  ".join([*(texts[name] for name in columns), last]).rstrip())
+def joined(texts: list[str]) -> str:
+    """Return the cells of a line."""
+    return printable("  ".join(texts).rstrip())
 
 
 def number(value: float) -> str:

@@ -36,6 +36,7 @@ class NonFinite(pl.Callback):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.warned: set[str] = set()  # monitored values
+        self.was_finite: set[str] = set()
         self.on_train_start()
 
     def on_train_start(self, *_: Any) -> None:
@@ -67,6 +68,14 @@ class NonFinite(pl.Callback):
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
 
+    def state_dict(self) -> dict[str, Any]:
+        """Keep which values were finite once."""
+        return {"was_finite": sorted(self.was_finite)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Know them again."""
+        self.was_finite = {*state_dict["was_finite"]}
+
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
     ) -> None:
@@ -75,11 +84,11 @@ class NonFinite(pl.Callback):
             return
         read = monitored(trainer) & values.keys()
         bad = {name for name in read if not math.isfinite(values[name])}
+        self.was_finite |= read - bad
         for name in sorted(bad - self.warned):
             self.warned.add(name)
             sentence = f"{name} is {values[name]} in epoch {epoch}"
-            scores = [c.best_model_score for c in checkpoints_by(trainer, name)]
-            if scores and not any(score is not None and score.isfinite() for score in scores):
+            if checkpoints_by(trainer, name) and name not in self.was_finite:
                 message = (
                     f"{sentence}, the first that was evaluated: no checkpoint could be the best.\n"
                     f"Look at what logs {name}, or choose another objective=<name>. "
@@ -89,7 +98,7 @@ class NonFinite(pl.Callback):
                     log.error(message)
                 raise TrainingError(message)
             if trainer.is_global_zero:
-                text = consequences(trainer, name)
+                text = consequences(trainer, name, values[name])
                 log.warning("%s. %sFurther ones are not told.", sentence, text)
 
     def on_save_checkpoint(
@@ -127,9 +136,12 @@ def checkpoints_by(trainer: pl.Trainer, name: str) -> list[ModelCheckpoint]:
     return [callback for callback in kept if callback.monitor == name]
 
 
-def consequences(trainer: pl.Trainer, name: str) -> str:
+def consequences(trainer: pl.Trainer, name: str, value: float) -> str:
     """Say what becomes of a value that is not finite."""
-    text = "best.ckpt stays that of an earlier one. " if checkpoints_by(trainer, name) else ""
+    text = ""
+    for callback in checkpoints_by(trainer, name)[:1]:
+        is_best = value == (-math.inf if callback.mode == "min" else math.inf)
+        text = f"Its checkpoint counts as {'the' if is_best else 'no'} best. "
     if any(c.monitor == name and c.check_finite for c in trainer.early_stopping_callbacks):
         text += "Early stopping ends the run. "
     if any(c.reduce_on_plateau and c.monitor == name for c in trainer.lr_scheduler_configs):

@@ -22,7 +22,8 @@ class Speed(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Show the speed of the task since its start where there is no newer one."""
-        speed = task.speed or (task.completed / task.elapsed if task.elapsed else 0)
+        seconds = task.finished_time or task.elapsed
+        speed = task.speed or (task.completed / seconds if seconds else 0)
         return Text(f"{speed:.2f}it/s" if speed else "", style="dim underline")
 
 
