@@ -68,7 +68,7 @@ def test_the_check_takes_no_memory_and_leaves_nothing(tmp_path: Path) -> None:
     found: dict[bool, Any] = {}
     for is_on in (True, False):
         path = tmp_path / f"{is_on}.json"
-        words = (*TINY, *wrong("nothing", "+model.net.width=4096"), ACCUMULATED, *GPU)
+        words = (*TINY, *wrong("nothing", "+model.net.width=65536"), ACCUMULATED, *GPU)
         words += ("+callbacks.memory._target_=tests.gpu.modules.Memory",)
         words += (f"+callbacks.memory.path={path}", f"parity_check={str(is_on).lower()}")
         run(tmp_path / str(is_on), *words, "model/optimizer=adamw")
