@@ -63,7 +63,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        *((name, ()) for name in EXPERIMENTS),
+        *((name, ()) for name in EXPERIMENTS if name not in ("synthetic", "table")),
+        *slow(("synthetic", ()), ("table", ())),  # whose steps are those of others
         # These ranks are forked from the first one, which Polars' threads of a table forbid.
         *slow(*((name, DDP) for name in EXPERIMENTS if "table" not in name)),
     ],
@@ -79,7 +80,7 @@ def test_no_knob_waits(words: tuple[str, ...], tmp_path: Path) -> None:
     assert waits(tmp_path, "experiment=synthetic", *words) == {}
 
 
-@pytest.mark.parametrize("strategy", [(), DDP], ids=["one", "ddp"])
+@pytest.mark.parametrize("strategy", [DDP, *slow(((),))])
 def test_no_weighted_loss_waits(strategy: Any, tmp_path: Path) -> None:
     """Nor is there a barrier in it."""
     terms = ["mean_number", "mean_tensor", "sum_number", "sum_tensor"]
