@@ -222,6 +222,7 @@ def _report(job: Job, code: int) -> dict[str, Any]:
     run = job.run
     text = f": {run['reason']}" if run["reason"] else ""
     if run["status"] == "finished" and run["objective"]:
-        text = f", best {run['objective']} {run['best']}"
+        best = "unknown" if run["best"] is None else f"{run['best']:.5g}"
+        text = f", best {run['objective']} {best}"
     print_text(f"job {job.number} {run['status']}{text}")
     return run

@@ -24,7 +24,9 @@ SIGNS: dict[str, Callable[[Any, Any], pl.Expr]] = {
 }  # fmt: skip
 CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 SCREEN = (120, 24)  # columns and lines where there is no terminal
-COLUMN = 14  # characters that a column of a list takes, about
+FOLDERS = ("run", "best run")
+LAST = (*FOLDERS, "reason")  # which are shown whole, whatever room there is
+MOST_WHOLE = 3  # columns of a table that is shown whole: name and value, or those of two runs
 
 
 def differing(runs: Runs) -> list[str]:
@@ -79,7 +81,7 @@ def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
 def overview(runs: Runs, facts: Sequence[str] = ("reason",)) -> pl.DataFrame:
     """Return for each run its state, the best of its objective, tests, settings that differ."""
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
-    names = ["run", "status", "best", "objective", *tested, *differing(runs), *facts]
+    names = ["run", "status", "best", *differing(runs), *tested, *facts, "objective"]
     return runs.frame.select(names)
 
 
@@ -141,21 +143,42 @@ def details(runs: Runs) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows, without columns that are empty; as many columns as the screen has room for."""
-    texts = [{k: printable(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
-    frame = pl.DataFrame(texts, strict=False, infer_schema_length=None)
-    frame = frame.select(column for column in frame if column.null_count() < len(column))
-    with pl.Config(
-        tbl_formatting="NOTHING",
-        tbl_hide_column_data_types=True,
-        tbl_hide_dataframe_shape=True,
-        tbl_rows=-1,
-        tbl_cols=max(6, shutil.get_terminal_size(SCREEN).columns // COLUMN),
-        tbl_width_chars=-1,  # a folder is not broken into two lines
-        fmt_str_lengths=10**6,
-    ):
-        text = str(frame.rename(titles(frame.columns)))
-    print_text("\n".join(map(str.rstrip, text.split("\n"))))
+    """Print rows: the first columns that the screen has room for, and the names of the others.
+
+    Columns without a value are left out. The run's folder and the reason of a failure come last.
+    """
+    names = [
+        n for n in dict.fromkeys(n for row in rows for n in row) if any(map(has_value(n), rows))
+    ]
+    if len(names) > MOST_WHOLE:
+        names.sort(key=LAST.__contains__)
+    title = titles(names)
+    columns = {name: [title[name], *(cell(row.get(name)) for row in rows)] for name in names}
+    of_folders = [len(text) + 2 for name in FOLDERS for text in columns.get(name, [])]
+    num_columns, shown = shutil.get_terminal_size(SCREEN).columns, list[list[str]]()
+    room = max(num_columns - max(of_folders, default=0), num_columns // 2)
+    for name, texts in columns.items():
+        width = max(map(len, texts))
+        if width <= room or name in LAST or len(columns) <= MOST_WHOLE:
+            shown.append([text.ljust(width) for text in texts])
+            room -= width + 2
+            names.remove(name)
+    lines = ["  ".join(line).rstrip() for line in zip(*shown, strict=True)]
+    if names:
+        lines.append(f"No room for: {', '.join(title[n] for n in names)}. --json has all.")
+    print_text("\n".join(lines))
+
+
+def has_value(name: str) -> Callable[[dict[str, Any]], bool]:
+    """Return a function that tells whether a row has a value of this name."""
+    return lambda row: row.get(name) is not None
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table shows it: numbers with five digits, nothing for what is unknown."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else printable(str(value))
 
 
 def titles(names: Sequence[str]) -> dict[str, str]:
