@@ -76,6 +76,12 @@ endif
 WORKERS ?= 6
 test-gpu:
 	@test -x $(BIN)/pytest || $(MAKE) $(TEST_INSTALLED)
+	@if $(BIN)/python -c "import os, sys; from harness.machine import num_gpus; \
+	    sys.exit(bool(os.environ.get('TEST_DEVICE') or num_gpus()))"; \
+	then echo "make test-gpu: this machine has no GPU, and nothing was run."; \
+	else $(MAKE) gpu-cases; fi
+
+gpu-cases:
 ifneq ($(wildcard harness/tests),)
 	cd harness && TEST_PROJECT=$(CURDIR) OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n $(WORKERS) \
 	    -m "gpu or multi_gpu" -v -rs -p no:cacheprovider $(ARGS) \

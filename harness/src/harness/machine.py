@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-AMD_DRIVER = Path("/dev/kfd")
+DRIVERS = (Path("/dev/kfd"), Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl"))  # AMD's, NVIDIA's
 GROUPS = Path("/sys/fs/cgroup")  # a container's own group is the root of all groups
 MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
 PREFIX = "train_"  # of the locks' names
@@ -82,7 +82,8 @@ def num_gpus() -> int:
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return 1
     present = gpus()
-    if not present and AMD_DRIVER.exists():  # NVML is NVIDIA's
+    # NVML is NVIDIA's, and a container may lack it.
+    if not present and any(driver.exists() for driver in DRIVERS):
         import torch  # seconds
 
         return torch.cuda.device_count()

@@ -63,8 +63,9 @@ def test_gpus_are_counted_as_cuda_shows_them(machine, monkeypatch) -> None:
 def test_without_nvml_torch_counts_the_gpus_of_amd(machine, tmp_path: Path, monkeypatch) -> None:
     machine(error=FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(choice, "DRIVERS", ())
     assert num_gpus() == 0
-    monkeypatch.setattr(choice, "AMD_DRIVER", tmp_path)
+    monkeypatch.setattr(choice, "DRIVERS", (tmp_path,))
     assert num_gpus() == 2
     check(compose_command("train", ["strategy=ddp", "model=mlp"]))
     check(compose_command("train", ["trainer.devices=[1]", "model=mlp"]))
@@ -85,6 +86,8 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(
         ),
         *(((f"trainer.devices={numbers}",), listed) for numbers in ("[1]", "[0,1]", "[0,0]", "[]")),
         (("trainer.devices=[-1]",), listed),
+        (("trainer.devices=[true]",), listed),
+        (("trainer.devices={a:1}",), one),
         (("strategy=gpu", "trainer.devices=2", "gpus=emptiest"), one),
     ):
         said = refusal("model=mlp", f"output_dir={tmp_path}", *words)
@@ -95,6 +98,13 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(
     check(
         compose_command("train", ["strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"])
     )
+
+
+def test_a_sweep_over_the_number_of_gpus_is_refused(machine, tmp_path: Path) -> None:
+    machine(FakeGpu(80), FakeGpu(80))
+    words = ("-m", "model=mlp", "strategy=ddp", "trainer.devices=1,2", f"output_dir={tmp_path}")
+    assert "Give trainer.devices one value" in refusal(*words)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_gpus_are_counted_before_torch_is_imported(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """What fsdp refuses; that it trains as one process is shown by ``tests/examples/test_fsdp.py``."""
 
+from typing import Any
+
 import pytest
+import torch
 from torch import nn
 
 from harness.errors import UserError
+from harness.exact.evaluation import ExactEvaluation
 from harness.strategies.fsdp import FSDPStrategy
 from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
 from tests.strategy_runs import NO_FSDP
@@ -28,3 +32,20 @@ def test_a_parameter_that_two_units_share_is_refused() -> None:
     with pytest.raises(UserError, match="would untie a parameter"):
         trainer(FSDPStrategy(), devices=1).fit(Tied(), Batches(24))
     trainer(FSDPStrategy(modules=[]), devices=1).fit(Tied(), Batches(24))
+
+
+class Norms(Module):
+    """Logs the norm of its gradients, which are split, as users do."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        norms = [
+            parameter.grad.norm() for parameter in self.parameters() if parameter.grad is not None
+        ]
+        self.log("norm", torch.stack(norms).norm())
+
+
+def test_a_split_value_is_logged_whole() -> None:
+    fitted = trainer(FSDPStrategy(), [ExactEvaluation()], devices=1)
+    fitted.fit(Norms(), Batches(24))
+    assert type(fitted.callback_metrics["norm"]) is torch.Tensor
+    assert fitted.callback_metrics["norm"] > 0

@@ -27,6 +27,7 @@ from harness import mean_over, sum_over
 READS = {"item", "tolist", "numpy", "is_nonzero", "nonzero", "masked_select", "unique", "equal"}
 READS |= {"allclose", "bincount", "repeat_interleave", "argwhere", "unique_consecutive"}
 READS |= {"__bool__", "__float__", "__int__", "__index__", "__contains__"}
+READS |= {"__repr__", "__format__", "__array__", "__complex__"}
 MAKERS = ("tensor", "as_tensor", "asarray", "new_tensor")
 COLLECTIVES = ("barrier", "monitored_barrier", "all_gather_object", "broadcast_object_list")
 ENGINE = "_engine_run_backward"

@@ -249,8 +249,15 @@ def _check_devices(cfg: DictConfig) -> None:
 
 def _check_numbers(devices: Any, num_here: int) -> None:
     """Refuse GPUs that this process does not see, which Lightning finds seconds later."""
-    wanted = [*devices] if OmegaConf.is_list(devices) else [*range(devices)]
-    if wanted and {*wanted} <= {*range(num_here)} and len({*wanted}) == len(wanted):
+    wanted: list[Any] = [*devices] if OmegaConf.is_list(devices) else []
+    if isinstance(devices, int):
+        wanted = [*range(devices)]
+    if (
+        wanted
+        and {*map(type, wanted)} == {int}
+        and {*wanted} <= {*range(num_here)}
+        and len({*wanted}) == len(wanted)
+    ):
         return
     numbers = "number 0" if num_here == 1 else f"numbers 0 to {num_here - 1}"
     names = os.environ.get(VISIBLE)

@@ -110,8 +110,14 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
     for at, override in enumerate(overrides):
         if not override.is_sweep_override() or isinstance(override.value(), IntervalSweep):
             continue
+        key = override.key_or_group
+        if key == "trainer.devices" and command.cfg.trainer.accelerator != "cpu" and num_gpus():
+            raise UserError(
+                f"{override.input_line}: each job of a sweep has GPUs of its own, as many as the "
+                "others.\nGive trainer.devices one value, and start a sweep for each number."
+            )
         for word in _values(override)[1:]:
-            if not re.fullmatch(r"[-+.\de]+", word.partition("=")[2]):
+            if key.startswith("trainer.") or not re.fullmatch(r"[-+.\de]+", word.partition("=")[2]):
                 one = compose_command("train", [*first[:at], word, *first[at + 1 :]], command.conf)
                 one.is_sweep = True
                 check(one)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from harness.processes.agreement import gather
+from harness.shards import whole
 from harness.strategies.parallel_forward import running_part
 from harness.upstream import logged_values
 from harness.upstream.final_values import floats, row_is_due
@@ -134,7 +135,7 @@ class SelfLog:
     def _as_sum(self, value: Any, logged: LoggedValue) -> Tensor:
         if not isinstance(value, Tensor):
             return torch.full_like(logged.zero, value)
-        value = value.detach().reshape(())
+        value = whole(value.detach()).reshape(())  # as the norm of gradients under fsdp
         is_as_sum = value.dtype in FLOATS and value.device == logged.device
         return value if is_as_sum else value.to(logged.zero)  # type: ignore[no-any-return]
 

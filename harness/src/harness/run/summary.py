@@ -42,12 +42,14 @@ def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) 
     """Show what runs where, and which checkpoint it resumes."""
     num_processes, device = trainer.world_size, trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    is_surprise = device.type == "cpu" and cfg.trainer.accelerator == "auto"
     processes = "one process" if num_processes == 1 else f"{num_processes} processes"
     parameters = [p for p in model.parameters() if not isinstance(p, UninitializedParameter)]
     num = sum(p.numel() for p in parameters)
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)
     rows = {
-        "device": f"{device} ({name or f'{torch.get_num_threads()} threads'})",
+        "device": f"{device} ({name or f'{torch.get_num_threads()} threads'})"
+        + ", no GPU found" * is_surprise,
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision),
         "parameters": f"{num:,}" + f", of which {num_trained:,} are trained" * (num > num_trained),

@@ -106,7 +106,8 @@ class FinalValues(_LoggerConnector):
             if not isinstance(value, Tensor):
                 continue
             name, forked = results._forked_name(one, on_step)
-            if value.numel() != 1 and (one.meta.logger or one.meta.prog_bar):
+            is_shown = one.meta.prog_bar or (one.meta.logger and self.trainer.loggers)
+            if value.numel() != 1 and is_shown:
                 raise UserError(
                     f"self.log({name!r}, ...) has {value.numel()} values, and a log takes one.\n"
                     "Log each under a name of its own, in on_validation_epoch_end for example: "
