@@ -158,13 +158,27 @@ class HostWaits(TorchFunctionMode):
             return ends[0] != ends[1] and not is_async
         if name in COPIES:
             return comes_from != is_for and not kwargs.get("non_blocking")
-        if name == "__getitem__":
-            index = args[1] if isinstance(args[1], tuple) else args[1:]
-            return comes_from and any(
-                isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool)
-                for one in index
-            )
+        if name in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else args[1:2]
+            is_fill = name == "__setitem__" and not isinstance(args[2], Tensor)
+            return comes_from and any(is_read(one, is_fill) for one in index)
+        if name == "where":
+            return comes_from and len(args) == 1
+        if name == "one_hot":  # looks for the largest number
+            return comes_from and (*args[1:], *kwargs.values(), -1)[0] == -1
         return False
+
+
+def is_read(index: Any, is_fill: bool) -> bool:
+    """Return whether an index of a tensor is copied to the host, or says how many elements it has.
+
+    To fill the places of a mask with one number, nobody counts them.
+    """
+    if isinstance(index, slice):
+        return any(isinstance(end, Tensor) for end in (index.start, index.stop, index.step))
+    if not isinstance(index, Tensor):
+        return isinstance(index, list)
+    return (index.dtype == torch.bool and not is_fill) or (index.ndim == 0 and not is_fill)
 
 
 COPIES = ("to", "cpu", *MAKERS)
