@@ -29,6 +29,13 @@ from tests.strategy_runs import write_conf
 from tests.workers.trainer import small_trainer
 
 
+def plateau(module: pl.LightningModule, monitor: str) -> dict[str, Any]:
+    """An optimizer, and a schedule that goes by a logged value."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": monitor}}
+
+
 class Logs(Classifier):
     """Logs at steps, at some steps, at the end of epochs and of validations, and a metric."""
 
@@ -53,12 +60,7 @@ class Logs(Classifier):
         self.log("val/end", self.trainer.callback_metrics["val/loss"] + 1)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "monitor": "val/end"},
-        }
+        return plateau(self, "val/end")
 
 
 class Flowery(pl.LightningDataModule):

@@ -15,6 +15,7 @@ from harness.errors import TrainingError
 from harness.run import train as run
 from harness.watch import non_finite
 from harness.watch.non_finite import STEPS_BETWEEN, NonFinite, first_bad_weight
+from tests.exact.test_final_values import plateau
 from tests.faults.fork_server import command
 from tests.modules.classifiers import Classifier
 from tests.strategy_runs import write_conf
@@ -78,12 +79,7 @@ class Blind(Classifier):
         self.log("val/loss", F.cross_entropy(self(batch[0]), batch[1]) + bad)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"},
-        }
+        return plateau(self, "val/loss")
 
 
 def blind(folder: Path, bad_epochs: str, *words: str) -> Any:

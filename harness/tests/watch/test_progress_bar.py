@@ -27,3 +27,10 @@ def test_a_breakpoint_ends_the_bar_and_stops_where_it_is_written(
     assert bar.is_disabled
     bar.teardown(trainer, SimpleNamespace(), "fit")  # type: ignore[arg-type]
     assert sys.breakpointhook is sys.__breakpointhook__
+
+
+def test_the_settings_of_lightning_s_bar_are_taken() -> None:
+    bar = ProgressBar(refresh_rate=0, leave=True, console_kwargs={"stderr": True})
+    assert bar.is_disabled
+    assert bar._leave
+    assert bar._console_kwargs == {"soft_wrap": True, "stderr": True}

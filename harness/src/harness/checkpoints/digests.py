@@ -35,8 +35,6 @@ IGNORED = (
     *(threading.Thread, threading.Event, threading.Condition, threading.local),
     *(type(threading.Lock()), type(threading.RLock()), Dataset, DataLoader, Sampler),
 )
-
-
 # What is compared by all of its values: bytes of a pickle, and of a tensor or an array in it.
 MAX_PICKLED, MAX_NUMBERS = 2**20, 2**24
 SAMPLE = 4096  # numbers of a large array that are compared

@@ -38,7 +38,7 @@ class FinalValues(_LoggerConnector):
     def on_batch_end(self) -> None:
         """Complete the values of a batch."""
         self.call("batch")
-        if self.trainer.evaluating or self.row_is_due():
+        if self.trainer.evaluating or self.ends_row():
             self.copy_to_host(on_step=True)
         super().on_batch_end()
 
@@ -65,7 +65,7 @@ class FinalValues(_LoggerConnector):
 
     def update_train_step_metrics(self) -> None:
         """Tell a row of a training step; what was told is not repeated in later rows."""
-        if not self.row_is_due():
+        if not self.ends_row():
             return
         metrics = self.metrics
         if values := metrics["callback"] | metrics["log"]:
@@ -100,9 +100,7 @@ class FinalValues(_LoggerConnector):
         results: Any = self.trainer._results
         found: Any = {"callback": {}, "log": {}, "pbar": {}}
         for _, one in results.valid_items():
-            if on_step and isinstance(one.value, LoggedValue):
-                one._forward_cache = one.value._forward_cache  # that of all ranks
-            value = results._get_cache(one, on_step)
+            value = value_of(results, one, on_step)
             if not isinstance(value, Tensor):
                 continue
             name, forked = results._forked_name(one, on_step)
@@ -128,15 +126,15 @@ class FinalValues(_LoggerConnector):
         shown.update(zip(shown, floats([*shown.values()]), strict=True))
         return shown
 
-    def row_is_due(self) -> bool:
-        """Return whether the loggers get a row for the training step that ends."""
+    def ends_row(self) -> bool:
+        """Return whether the batch that ends completes a training step that the loggers get."""
         trainer: Any = self.trainer
         if not trainer.training:
             return False
         is_part = trainer.lightning_module.automatic_optimization
         if is_part and trainer.fit_loop._should_accumulate():
             return False
-        return bool(self.should_update_logs or trainer.fast_dev_run)
+        return row_is_due(trainer) or bool(trainer.fast_dev_run)
 
     def call(self, moment: str) -> None:
         """Call what was given to ``before_reading``, the latest first."""
@@ -149,9 +147,7 @@ class FinalValues(_LoggerConnector):
         where = "_forward_cache" if on_step else "_computed"
         by_type = defaultdict[torch.dtype, list[tuple[Any, Tensor]]](list)
         for _, one in results.valid_items():
-            if on_step and isinstance(one.value, LoggedValue):
-                one._forward_cache = one.value._forward_cache
-            value = results._get_cache(one, on_step)
+            value = value_of(results, one, on_step)
             if isinstance(value, Tensor) and value.numel() == 1 and not is_on_host(value):
                 by_type[value.dtype].append((one, value.reshape(())))
         for values in by_type.values():
@@ -201,13 +197,21 @@ def ending_epoch(trainer: pl.Trainer) -> Iterator[None]:
         connector.end_train_epoch()
 
 
+def value_of(results: Any, one: Any, on_step: bool) -> Tensor | None:
+    """Return what Lightning has of a step or an epoch; ``None`` if it has nothing."""
+    if on_step and isinstance(one.value, LoggedValue):
+        one._forward_cache = one.value._forward_cache  # that of all ranks
+    value: Tensor | None = results._get_cache(one, on_step)
+    return value
+
+
 def is_on_host(value: Tensor) -> bool:
     """Return whether a value can be read without waiting for a device."""
     return value.device.type == "cpu"
 
 
 def row_is_due(trainer: pl.Trainer) -> bool:
-    """Return whether the loggers get a row for the training step that ends."""
+    """Return whether the loggers get a row for the running training step."""
     return trainer._logger_connector.should_update_logs
 
 

@@ -52,7 +52,7 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         if stage == "validate" and not trainer.is_last_batch:
-            self.print(trainer, {"epoch": str(epoch), "step": str(step)}, values)
+            self.show(trainer, {"epoch": str(epoch), "step": str(step)}, values)
             return
         for name, value in values.items():
             # Of a value that has a mean over the epoch, its steps have a name of their own.
@@ -66,10 +66,10 @@ class EpochLines(pl.Callback):
             now = time.monotonic()
             means = {name: total / count for name, (total, count) in self.sums.items()}
             seconds = f"{now - self.start:.1f} s"
-            self.print(trainer, {"epoch": str(epoch)}, means | self.found, seconds)
+            self.show(trainer, {"epoch": str(epoch)}, means | self.found, seconds)
             self.start, self.sums, self.found = now, {}, {}
 
-    def print(
+    def show(
         self, trainer: pl.Trainer, first: dict[str, str], values: dict[str, float], last: str = ""
     ) -> None:
         """Print values, on a terminal as far as a line has room: the objective first."""

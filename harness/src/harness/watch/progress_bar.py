@@ -35,13 +35,18 @@ class ProgressBar(RichProgressBar):
 
     Args:
         refresh_rate: times a second that it is drawn; 0 for no bar.
+        console_kwargs: see ``RichProgressBar``, as for the others.
+        **kwargs: its other arguments.
     """
 
     updated_time = 0.0
 
-    def __init__(self, refresh_rate: int = 5) -> None:
+    def __init__(
+        self, refresh_rate: int = 5, console_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         # Messages above the bar are wrapped by the terminal: a path in them can be copied.
-        super().__init__(refresh_rate, console_kwargs={"soft_wrap": True})
+        how = {"soft_wrap": True} | (console_kwargs or {})
+        super().__init__(refresh_rate, console_kwargs=how, **kwargs)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let ``breakpoint()`` end the bar, which would draw over the debugger's prompt."""
