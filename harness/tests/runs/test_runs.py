@@ -132,6 +132,10 @@ def test_difference_is_what_differs_alone(finished_run: Path, tmp_path, capsys) 
     assert found == {"model.optimizer.lr": 0.004, "model.scheduler.max_lr": 0.004}
     lines = [line.split() for line in answer(capsys, "diff", finished_run, other).splitlines()]
     assert ["model.optimizer.lr", "0.005", "0.004"] in lines
+    ddp = copied(finished_run, tmp_path / "ddp", ("strategy: auto", "strategy: {bucket_cap_mb: 1}"))
+    found = {row["name"]: row["two"] for row in rows(capsys, "diff", finished_run, ddp)}
+    assert found["trainer.strategy.bucket_cap_mb"] == 1
+    assert "bucket_cap_mb" not in answer(capsys, "ls", finished_run, ddp)  # the same experiment
 
 
 def test_tables_for_a_person_hold_the_same_as_far_as_the_screen_goes(

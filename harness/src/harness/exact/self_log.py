@@ -135,7 +135,7 @@ class SelfLog:
     def _as_sum(self, value: Any, logged: LoggedValue) -> Tensor:
         if not isinstance(value, Tensor):
             return torch.full_like(logged.zero, value)
-        if value.device.type == "cpu" != logged.device.type:
+        if value.device.type == "cpu" and logged.device.type != "cpu":
             return torch.full_like(logged.zero, value.item())  # a copy would wait for the device
         value = whole(value.detach()).reshape(())  # as the norm of gradients under fsdp
         is_as_sum = value.dtype in FLOATS and value.device == logged.device

@@ -34,9 +34,7 @@ def differing(runs: Runs) -> list[str]:
 
     Of two that are equal everywhere, such as ``seed`` and ``data.seed``, one is listed.
     """
-    # What a choice of strategy brings along says less than its name, and is the same experiment.
-    own = [name for name in runs.settings if not name.startswith("trainer.strategy.")]
-    outermost_first: list[str] = sorted(own, key=lambda name: name.count("."))
+    outermost_first: list[str] = sorted(runs.settings, key=lambda name: name.count("."))
     table = runs.frame.select(outermost_first)
     names: dict[tuple[Any, ...], str] = {}
     # A run whose config is missing or damaged differs in none.
@@ -81,7 +79,9 @@ def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
 def overview(runs: Runs, facts: Sequence[str] = ("reason",)) -> pl.DataFrame:
     """Return for each run its state, the best of its objective, tests, settings that differ."""
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
-    names = ["run", "status", "best", *differing(runs), *tested, *facts, "objective"]
+    # What a choice of strategy brings along is the same experiment; `diff` has it.
+    settings = [name for name in differing(runs) if not name.startswith("trainer.strategy.")]
+    names = ["run", "status", "best", *settings, *tested, *facts, "objective"]
     return runs.frame.select(names)
 
 
@@ -147,9 +147,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
     Columns without a value are left out. The run's folder and the reason of a failure come last.
     """
-    names = [
-        n for n in dict.fromkeys(n for row in rows for n in row) if any(map(has_value(n), rows))
-    ]
+    present = {name for row in rows for name, value in row.items() if value is not None}
+    names = [name for name in dict.fromkeys(n for row in rows for n in row) if name in present]
     if len(names) > MOST_WHOLE:
         names.sort(key=LAST.__contains__)
     title = titles(names)
@@ -167,11 +166,6 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     if names:
         lines.append(f"No room for: {', '.join(title[n] for n in names)}. --json has all.")
     print_text("\n".join(lines))
-
-
-def has_value(name: str) -> Callable[[dict[str, Any]], bool]:
-    """Return a function that tells whether a row has a value of this name."""
-    return lambda row: row.get(name) is not None
 
 
 def cell(value: Any) -> str:
