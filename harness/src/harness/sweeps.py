@@ -25,6 +25,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from harness import record
 from harness.allowed import instantiate
 from harness.errors import UserError, print_text
+from harness.machine import VISIBLE
 from harness.processes import leaving, parent
 from harness.runs import reading
 
@@ -44,6 +45,20 @@ class Job:
     def run(self) -> dict[str, Any]:
         """Return the job's state from its folder; a job that has not begun counts as stopped."""
         return reading.read(self.folder)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one of the jobs that run at a time gets of the machine; ``None`` limits nothing."""
+
+    gpus: str | None = None  # those that CUDA_VISIBLE_DEVICES names
+    num_threads: int | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of its jobs."""
+        values = {VISIBLE: self.gpus, "OMP_NUM_THREADS": self.num_threads}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 class Queue:
@@ -158,12 +173,12 @@ class Study(Queue):
         return Job(trial.number, [*self.fixed, *words], self.folder / str(trial.number))
 
 
-def drive(queue: Queue, program: Sequence[str], slots: list[dict[str, str]]) -> int:
+def drive(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
     """Run what is left of a sweep, and return the signal that stopped it, or 0.
 
-    ``program`` takes a job's words; a slot is the variables of one of the jobs that run at a time.
+    ``program`` takes a job's words; as many jobs run at a time as there are ``slots``.
     """
-    running: dict[subprocess.Popen[bytes], tuple[Job, dict[str, str]]] = {}
+    running: dict[subprocess.Popen[bytes], tuple[Job, Slot]] = {}
     asked: list[int] = []  # signals to stop
     is_passed_on = False
 
@@ -198,7 +213,7 @@ def drive(queue: Queue, program: Sequence[str], slots: list[dict[str, str]]) -> 
             signal.signal(number, handler)
 
 
-def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start(job: Job, program: Sequence[str], slot: Slot) -> "subprocess.Popen[bytes]":
     job.folder.mkdir(exist_ok=True)
     with (job.folder / SCREEN).open("ab") as screen:
         process = subprocess.Popen(
@@ -206,7 +221,7 @@ def _start(job: Job, program: Sequence[str], slot: dict[str, str]) -> "subproces
             stdin=subprocess.DEVNULL,
             stdout=screen,
             stderr=screen,
-            env=parent.job_environment(job.folder) | slot,
+            env=parent.job_environment(job.folder) | slot.variables,
             start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
         )
     print_text(f"job {job.number} starts: {shlex.join(job.words)}")

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -11,10 +12,12 @@ import pytest
 
 from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
+from harness.testing import command as typed
 from tests.conftest import ROOT, slow
 from tests.faults import fork_server
 from tests.faults.fork_server import command
 from tests.faults.run_folder import only
+from tests.machine.fake_nvml import FakeGpu, write_fake
 from tests.refusals import refusal
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
@@ -89,6 +92,8 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m trainer.devcies=1,2": "Did you mean trainer.devices?",
         "-m seed=1,2 model.optimizer.lr=interval(0,1)": "sweep=optuna",
         "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
+        "-m seed=1,2 sweep.jobs_per_gpu=0": "sweep.jobs_per_gpu=0 must be",
+        "-m seed=1,2 gpus=emptiest sweep.jobs_per_gpu=2": "sweep.jobs_per_gpu=2 lets jobs share",
         "-m seed=1,2 resume=outputs/x": "a sweep goes on by its words. Use python",
         "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
@@ -116,18 +121,74 @@ def test_only_trainings_are_swept_and_something_is_to_try() -> None:
     assert "-m is for train.py" in refusal("-m", "checkpoint=a,b", task="evaluate")
 
 
-def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    command = compose_command("train", ["strategy=ddp", "trainer.devices=2"])
+def slots(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, *words: str, visible: str | None = None
+) -> tuple[list[str | None], str]:
+    """The GPUs of the jobs that run at a time on a machine with so many, and why they are fewer."""
+    command = compose_command("train", ["strategy=ddp", "trainer.devices=1", *words])
     command.cfg.trainer.accelerator = "gpu"
-    monkeypatch.setattr(sweep, "num_gpus", lambda: 5)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,3,5,1,2")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in sweep._slots(command)] == ["7,3", "5,1"]
-    command.cfg.gpus.order = "emptiest"
-    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in sweep._slots(command)] == [None, None]
-    assert not capsys.readouterr().out
-    command.sweep["num_parallel"] = 3
-    assert len(sweep._slots(command)) == 2
-    assert "num_parallel=3: a job has GPUs of its own, and 5" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "num_gpus", lambda: num_gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found, why = sweep._slots(command)
+    return [slot.gpus for slot in found], why
+
+
+def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    five, two = ("trainer.devices=2", "gpus=emptiest"), "7,3,5,1,2"
+    assert slots(monkeypatch, 5, five[0], visible=two) == (["7,3", "5,1"], "")
+    assert slots(monkeypatch, 5, *five, visible=two) == ([None, None], "")
+
+
+def test_jobs_that_share_gpus_fill_each_before_any_has_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_gpus, devices, per_gpu, parallel, expected in (
+        (2, 1, 2, "auto", ["0", "1", "0", "1"]),
+        (2, 1, 3, 3, ["0", "1", "0"]),
+        (1, 1, 1, 3, ["0"]),
+        (5, 2, 2, "auto", ["0,1", "2,3", "0,1", "2,3"]),
+        (2, "auto", 2, "auto", ["0,1", "0,1"]),
+    ):
+        words = (f"trainer.devices={devices}", f"sweep.num_parallel={parallel}")
+        assert slots(monkeypatch, num_gpus, *words, f"sweep.jobs_per_gpu={per_gpu}")[0] == expected
+    # A project's own sweep/grid.yaml may lack the key.
+    assert slots(monkeypatch, 2, "~sweep.jobs_per_gpu")[0] == ["0", "1"]
+
+
+def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def why(num_gpus: int, *words: str) -> str:
+        return slots(monkeypatch, num_gpus, *words)[1]
+
+    three, shared = "sweep.num_parallel=3", "sweep.jobs_per_gpu=2"
+    hint = "sweep.jobs_per_gpu=3 runs 3 at a time."
+    assert why(1, three) == f", not 3: of 1 GPU each job takes 1 for itself. {hint}"
+    assert why(1, three, shared) == f", not 3: of 1 GPU each job takes 1 with 1 other. {hint}"
+    two = ", not 3: of 5 GPUs each job takes 2 for itself. sweep.jobs_per_gpu=2 runs 3 at a time."
+    assert why(5, three, "trainer.devices=2") == two
+    assert why(2, three, "gpus=emptiest") == ", not 3: of 2 GPUs each job takes 1 for itself."
+    for words in (shared,), ("sweep.num_parallel=1",), (three, "sweep.jobs_per_gpu=3"):
+        assert why(1, *words) == ""
+    on_cpu = ": no job takes a GPU, and sweep.jobs_per_gpu is for GPUs. sweep.num_parallel=2 runs"
+    assert on_cpu in why(0, shared)
+    assert why(0, three, shared) == ""
+
+
+def test_jobs_share_a_gpu_at_the_same_time(tmp_path: Path) -> None:
+    """torch knows that there is no GPU, and computes on the CPU."""
+    words = [word for word in TINY if not word.startswith(("strategy=", "notes="))]
+    words += ["notes=GPU ${oc.env:CUDA_VISIBLE_DEVICES,none}", "seed=1,2,3", "sweep.num_parallel=3"]
+    words += ["sweep.jobs_per_gpu=2", f"output_dir={tmp_path}"]
+    fake = write_fake(tmp_path / "fake", [FakeGpu(80)])
+    result = typed("train.py", "-m", *words, environment=fake)  # the fork server has no fake GPUs
+    assert result.returncode == 0, result.stderr
+    assert "3 to run, 2 at a time, not 3: of 1 GPU each job takes 1 with 1 other." in result.stdout
+    events = re.findall(r"job (\d) (starts|finished)", result.stdout)
+    assert events[:2] == [("0", "starts"), ("1", "starts")]
+    assert events[2][1] == "finished"
+    (folder,) = sweeps(tmp_path)
+    assert {run_folder.load_config(folder / job).notes for job in "012"} == {"GPU 0"}
 
 
 def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None:

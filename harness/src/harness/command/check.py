@@ -184,6 +184,12 @@ def _check_training(command: Command) -> None:
             "A sweep's jobs run on this machine, each in processes of its own: leave out "
             "trainer.num_nodes, torchrun and srun."
         )
+    per_gpu = command.sweep.get("jobs_per_gpu", 1)  # a project's own sweep/grid.yaml may lack it
+    if command.is_sweep and per_gpu > 1 and cfg.gpus.order != "visible":
+        raise UserError(
+            f"sweep.jobs_per_gpu={per_gpu} lets jobs share a GPU, and gpus={cfg.gpus.order} locks "
+            "each GPU for one job: leave out one of them."
+        )
 
 
 def _check_objective(command: Command, files: dict[Path, str]) -> None:

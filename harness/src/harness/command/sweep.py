@@ -6,6 +6,7 @@ Every combination is a job, numbered as by Hydra's own sweeper, or Optuna choose
 """
 
 import itertools
+import math
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
@@ -27,9 +29,10 @@ from harness.machine import VISIBLE, num_gpus, usable_cores
 from harness.names import shown
 from harness.runs.reading import as_frame
 from harness.runs.table import REPEATS, overview, show
-from harness.sweeps import Job, Queue, Study, drive
+from harness.sweeps import Job, Queue, Slot, Study, drive
 
-MAY_CHANGE = ("sweep.num_parallel", "sweep.num_trials")  # where a sweep goes on
+# Where a sweep goes on.
+MAY_CHANGE = ("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials")
 PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # of a database's URL
 
 
@@ -70,10 +73,10 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         folder = run_folder.make(parent)
         run_folder.save_words(words, folder)
     with run_folder.locked(folder):
-        queue, slots = open_queue(folder), _slots(command)
+        queue, (slots, why) = open_queue(folder), _slots(command)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         where = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
-        print_text(f"{where}, {len(slots)} at a time")
+        print_text(f"{where}, {len(slots)} at a time{why}")
         signum = drive(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         show(overview(as_frame(runs)).to_dicts())
@@ -177,26 +180,36 @@ def _same(parent: Path, words: Sequence[str]) -> Path | None:
     return None
 
 
-def _slots(command: Command) -> list[dict[str, str]]:
-    """Choose the variables of jobs that run at a time: GPUs of their own, or a share of cores."""
-    trainer, num = command.cfg.trainer, command.sweep["num_parallel"]
+def _slots(command: Command) -> tuple[list[Slot], str]:
+    """Choose the slots of a sweep, and say why they are fewer than were asked for."""
+    num, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
     most = None if num == "auto" else num
-    slots: list[dict[str, str]] = [{}] * (most or 1)
-    if trainer.accelerator not in ("cpu", "mps") and (num_here := num_gpus()):
-        devices = trainer.devices
-        is_all = devices in (-1, "auto") or OmegaConf.is_list(devices)
-        size = num_here if is_all else min(int(devices), num_here)
-        gpus = os.environ.get(VISIBLE, ",".join(map(str, range(num_here)))).split(",")
-        starts = range(0, num_here - size + 1, size)
-        slots = [{VISIBLE: ",".join(gpus[start : start + size])} for start in starts][:most]
-        if command.cfg.gpus.order != "visible":  # each job chooses among all GPUs
-            slots = [{}] * len(slots)
-        if len(slots) < (most or 1):
-            print_text(
-                f"sweep.num_parallel={most}: a job has GPUs of its own, and {num_here} of this "
-                f"machine's are enough for {len(slots)} at a time."
-            )
+    sets = _sets_of_gpus(command.cfg.trainer)
+    if sets:  # each has one job before any has two
+        is_chosen = command.cfg.gpus.order != "visible"  # each job chooses among all GPUs
+        slots = [Slot(gpus=None if is_chosen else gpus) for gpus in sets * per_gpu][:most]
+    else:
+        slots = [Slot()] * (most or 1)
     if len(slots) > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(slots)))}
-        slots = [slot | threads for slot in slots]
-    return slots
+        num_threads = max(1, usable_cores() // len(slots))
+        slots = [Slot(slot.gpus, num_threads) for slot in slots]
+    if not sets and most is None and per_gpu > 1:
+        hint = f"sweep.num_parallel={per_gpu} runs {per_gpu} at a time on the CPU"
+        return slots, f": no job takes a GPU, and sweep.jobs_per_gpu is for GPUs. {hint}."
+    if most is None or most <= len(slots):
+        return slots, ""
+    num_here, size = num_gpus(), sets[0].count(",") + 1
+    how = "for itself" if per_gpu == 1 else f"with {per_gpu - 1} other{'s' * (per_gpu > 2)}"
+    why = f", not {most}: of {num_here} GPU{'s' * (num_here > 1)} each job takes {size} {how}."
+    hint = f" sweep.jobs_per_gpu={math.ceil(most / len(sets))} runs {most} at a time."
+    return slots, why + hint * (command.cfg.gpus.order == "visible")
+
+
+def _sets_of_gpus(trainer: Any) -> list[str]:
+    """List the GPUs of one job, of the next, and so on; nothing where jobs take none."""
+    if trainer.accelerator in ("cpu", "mps") or not (num_here := num_gpus()):
+        return []
+    is_all = trainer.devices in (-1, "auto") or OmegaConf.is_list(trainer.devices)
+    size = num_here if is_all else min(int(trainer.devices), num_here)
+    gpus = os.environ.get(VISIBLE, ",".join(map(str, range(num_here)))).split(",")
+    return [",".join(gpus[i : i + size]) for i in range(0, num_here - size + 1, size)]
