@@ -10,6 +10,14 @@ SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
 MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
 
+# Types of devices that refuse tensors in double precision: Apple's GPU.
+WITHOUT_FLOAT64 = {"mps"}
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which sums on a device are taken: double precision where it has that."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
 
 def package(kind: Any) -> str:
     """Return the name of the package that defines a class."""

@@ -77,9 +77,14 @@ def _gpu(index: int) -> Gpu:
     return gpu
 
 
+def is_apple_silicon() -> bool:
+    """Return whether this machine's GPU is Apple's own, which torch calls mps."""
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
+
+
 def num_gpus() -> int:
     """Count the GPUs that this process may use: visible CUDA devices, or Apple's one."""
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
+    if is_apple_silicon():
         return 1
     present = gpus()
     # NVML is NVIDIA's, and a container may lack it.

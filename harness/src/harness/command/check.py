@@ -217,6 +217,7 @@ def _keys_of(text: str) -> dict[str, Any]:
 def _check_devices(cfg: DictConfig) -> None:
     """Refuse devices that do not exist, and a launch that waits for what nobody starts."""
     trainer = cfg.trainer
+    launchable.check_apple(trainer)
     devices, accelerator = trainer.devices, trainer.accelerator
     num_here = num_gpus() if accelerator != "cpu" else 0
     if on_cpu := num_here == 0:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from harness.data.loaders import num_processes_and_rank
 from harness.errors import UserError
+from harness.kinds import sum_dtype
 
 log = logging.getLogger(__name__)
 # Nodes of the graph between a loss and its terms: sums of them, and factors.
@@ -93,6 +94,8 @@ def outside_of_training(loss: Tensor, number: Tensor | float, at_least: float | 
         return loss
     if not isinstance(number, Tensor):
         return loss / max(number, at_least)
+    if number.dtype == torch.float64:
+        number = number.to(sum_dtype(loss.device))
     return (loss / number.to(loss.device, non_blocking=True).clamp(min=at_least)).to(loss.dtype)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.data.randomness import GENERATORS
-from harness.kinds import MACHINERY, RECORDING, SCALARS, package
+from harness.kinds import MACHINERY, RECORDING, SCALARS, package, sum_dtype
 
 MOST_BYTES = 64 * 2**20  # on the host
 MOST_OBJECTS = 100_000
@@ -200,7 +200,8 @@ class Snapshot:
 
     def fingerprint(self) -> list[str]:
         """Return texts that differ where a number or the sum of a tensor does."""
-        sums = [float(tensor.detach().double().sum()) for tensor, *_ in self.tensors]
+        detached = [tensor.detach() for tensor, *_ in self.tensors]
+        sums = [float(tensor.to(sum_dtype(tensor.device)).sum()) for tensor in detached]
         return [repr(sums), repr({place: n.tolist() for place, n in self.numbers().items()})]
 
     def restore(self) -> None:

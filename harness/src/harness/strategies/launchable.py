@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from harness.errors import UserError
-from harness.machine import num_gpus
+from harness.machine import is_apple_silicon, num_gpus
 from harness.processes.launcher import Launcher
 
 ONE_PROCESS = ("DataParallelStrategy", "DDP2Strategy")  # on each machine, for all its devices
@@ -55,6 +55,24 @@ def num_further(trainer: Any) -> int:
     if devices in ("auto", -1):
         devices = max(1, num_gpus() if trainer.accelerator != "cpu" else 0)
     return int(devices) - 1
+
+
+def check_apple(trainer: Any) -> None:
+    """Refuse what Apple's GPU lacks: it is one device, without double precision."""
+    if trainer.accelerator == "cpu" or not is_apple_silicon():
+        return
+    instead = "or trainer.accelerator=cpu for the cores"
+    num_devices = len(trainer.devices) if OmegaConf.is_list(trainer.devices) else trainer.devices
+    if strategy_name(trainer) != "auto" or num_devices not in (1, "auto", -1):
+        raise UserError(
+            f"Apple's GPU is one device, and {strategy_name(trainer)} with trainer.devices="
+            f"{trainer.devices} is for several.\nUse strategy=auto, {instead}."
+        )
+    if "64" in str(trainer.precision):
+        raise UserError(
+            f"trainer.precision={trainer.precision}: Apple's GPU has no double precision.\n"
+            f"Use trainer.precision=32-true, {instead}."
+        )
 
 
 def check_launcher(trainer: Any, launcher: Launcher) -> None:

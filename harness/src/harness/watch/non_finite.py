@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from harness.checkpoints import lookup
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.errors import TrainingError
+from harness.kinds import sum_dtype
 from harness.shards import whole
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def first_bad_weight(module: nn.Module) -> str | None:
     """Name the first trained parameter that is not finite; wait for the device once."""
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
     # A sum is fast, and not finite where an element is not; large elements may make it so as well.
-    sums = [whole(weight.sum()).to(torch.float64) for _, weight in named] or [torch.zeros(())]
+    sums = [whole(w.sum()).to(sum_dtype(w.device)) for _, w in named] or [torch.zeros(())]
     if math.isfinite(torch.stack(sums).sum().item()):
         return None
     return next((name for name, weight in named if not whole(weight.isfinite().all())), None)
