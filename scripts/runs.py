@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.runs.__main__ import main
+from harness.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,7 +24,8 @@ ROOT = Path(os.environ.get("TEST_PROJECT", SMALL)).resolve()
 SOURCES = [str(folder) for folder in (ROOT / "src", SMALL / "src", LIBRARY / "src", LIBRARY)]
 sys.path[:0] = SOURCES
 known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*SOURCES, *filter(None, known)]))
+PYTHONPATH = os.pathsep.join(dict.fromkeys([*SOURCES, *filter(None, known)]))
+os.environ["PYTHONPATH"] = PYTHONPATH
 # Some tests fork this process, and a fork lacks the threads that torch has computed with.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With cpu, cases for a GPU run on the CPU, for one who changes them without having a GPU.

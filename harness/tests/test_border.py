@@ -28,6 +28,18 @@ def imported(path: Path) -> list[str]:
     return names
 
 
+def imported_packages(path: Path) -> set[str]:
+    """The packages that a file imports as a whole: ``import a``, and ``from a import`` a name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module == "harness":
+            files = {entry.stem for entry in HARNESS.iterdir()}
+            found |= {"harness" for alias in node.names if alias.name not in files}
+    return found
+
+
 def test_harness_knows_nothing_of_the_owners_package() -> None:
     owners = ("project", "tests")
     wrong = [(path, name) for path in FILES for name in imported(path) if room(name, 0) in owners]
@@ -45,8 +57,9 @@ def test_rooms_of_the_harness_form_no_circle() -> None:
     rooms: dict[str, set[str]] = {}
     for path in FILES:
         parts = path.relative_to(LIBRARY / "src").with_suffix("").parts
-        if parts[-1] == "__main__" or (len(parts) == 2 and parts[1].startswith("__")):
-            continue  # a command, which is above the rooms; the face, which shows what is in them
+        assert "harness" not in imported_packages(path), f"{path} imports the face of the package"
+        if len(parts) == 2 and parts[1].startswith("__"):
+            continue  # the face, which shows what is in the rooms, and ``python -m harness``
         used = {room(name) for name in imported(path) if name.startswith("harness.")}
         rooms.setdefault(parts[1], set()).update(used - {parts[1]})
     names = {path.relative_to(HARNESS).parts[0].removesuffix(".py") for path in FILES}

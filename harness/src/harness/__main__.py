@@ -2,7 +2,7 @@
 
 import sys
 
-from harness import main
+from harness.command.main import main
 
 if __name__ == "__main__":
     if sys.argv[1:2] not in (["train"], ["evaluate"], ["predict"]):

@@ -24,7 +24,8 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from harness import allowed, load_run
+from harness import allowed
+from harness.command.from_python import load_run
 from harness.errors import UserError
 from harness.files import replacing
 from harness.run.build import make_data, user_errors

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from harness.errors import UserError
 
+LIBRARY = Path(__file__).resolve().parent  # the folder of this package
 REPRODUCED = "reproduced"  # the folder, in a run's own, of what ``runs.py reproduce`` makes
 MAX_YAML, MAX_JSON = 2**18, 2**23  # bytes of a file of a run
 PART = ".part"  # ends the name of a file that is being written

@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from harness import compare as runs
 from harness import record
 from harness import reproduce as reproducing
 from harness.checkpoints import lookup
@@ -24,7 +25,6 @@ from harness.errors import UserError
 from harness.files import write_yaml
 from harness.loggers import prediction_table
 from harness.run import log_file, summary
-from harness.runs import __main__ as runs
 from harness.runs import reading
 from tests.command.test_resume_command import contents
 from tests.conftest import ROOT

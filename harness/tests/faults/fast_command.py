@@ -26,6 +26,7 @@ from harness import sweeps
 from harness.command import main as cli
 from harness.run import train  # noqa: F401  # imports what a run needs
 
+BEGAN_WITH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -144,14 +145,30 @@ def run_command(arguments: list[str], env: dict[str, str]) -> NoReturn:
         os.environ.update(env)
         sys.argv = list(arguments)
         sys.modules["__main__"].__spec__ = None  # as of a script: Lightning starts no `python -m`
-        known = env.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[:0] = [folder for folder in known if folder and folder not in sys.path]
+        follow_pythonpath(env)
         launcher.subprocess = RanksModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = RanksModule  # type: ignore[misc,assignment]
         sweeps.subprocess = JobsModule  # type: ignore[misc,assignment]
         cli.main(Path(arguments[0]).stem, "conf")
 
     be(command)
+
+
+def follow_pythonpath(env: dict[str, str]) -> None:
+    """Search modules where a new interpreter would; refuse a module that is imported already."""
+    folders = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    first, *others = sys.path
+    others = [folder for folder in others if folder not in BEGAN_WITH]
+    sys.path[:] = dict.fromkeys([first, *folders, *others])
+    sys.path_importer_cache.clear()
+    for folder in {*folders} - {*BEGAN_WITH}:
+        for name in {path.stem for path in Path(folder).glob("*.py")} & sys.modules.keys():
+            file = getattr(sys.modules[name], "__file__", None) or "a built-in"
+            if Path(file).parent != Path(folder):
+                raise ImportError(
+                    f"{name} of PYTHONPATH is imported already, from {file}. "
+                    "Use harness.testing.command, which starts a new interpreter."
+                )
 
 
 def be(program: Callable[[], object]) -> NoReturn:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.testing import command as typed
-from tests.conftest import LIBRARY, ROOT
+from tests.conftest import LIBRARY, PYTHONPATH, ROOT
 from tests.faults.fast_command import Forked, Process, run_command
 
 THREE = ("train.py", "evaluate.py", "predict.py")
@@ -71,10 +71,11 @@ def ask(order: dict[str, Any]) -> Any:
 
 @cache
 def server() -> "subprocess.Popen[str]":
-    """A program that ends with this one."""
+    """A program that ends with this one; its PYTHONPATH is not that of the test that is first."""
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", SERVE]
-    return subprocess.Popen(words, cwd=LIBRARY, stdin=pipe, stdout=pipe, text=True)
+    env = os.environ | {"PYTHONPATH": PYTHONPATH}
+    return subprocess.Popen(words, cwd=LIBRARY, env=env, stdin=pipe, stdout=pipe, text=True)
 
 
 def serve() -> None:

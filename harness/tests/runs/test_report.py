@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness import compare as runs
 from harness import record
-from harness.runs import __main__ as runs
 from harness.runs import reading, report
 from tests.runs.test_runs import copied
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from harness import UserError, record
+from harness import compare as runs
 from harness.checkpoints.lookup import by_step
 from harness.errors import AgreedExit
-from harness.runs import __main__ as runs
 from harness.runs import reading, table
 from tests.conftest import ROOT
 

@@ -16,17 +16,16 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-import harness
 from harness.allowed import RULES, owners_rules
 from harness.errors import UserError
-from harness.files import MAX_YAML, read_bytes
+from harness.files import LIBRARY, MAX_YAML, read_bytes
 from harness.machine import num_gpus
 from harness.names import did_you_mean, shown, typed
 from harness.processes.launcher import launcher
 from harness.untrusted import check_yaml
 
-OWN = Path(harness.__path__[0], "conf").resolve()
-DEFAULT_RULES = Path(harness.__path__[0], "command", "default_rules.yaml")
+OWN = LIBRARY / "conf"
+DEFAULT_RULES = LIBRARY / "command" / "default_rules.yaml"
 
 
 class HarnessConfigFiles(SearchPathPlugin):

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-import harness
 from harness import allowed, record
 from harness.command import choose_run, run_folder
 from harness.command.check import check
@@ -39,7 +38,7 @@ from harness.errors import (
     print_text,
     printable,
 )
-from harness.files import FULL
+from harness.files import FULL, LIBRARY
 from harness.machine import choose_emptiest, gib
 from harness.names import flat, is_below, shown
 from harness.processes import leaving, parent, ranks
@@ -208,7 +207,7 @@ def fingerprint(command: Command) -> dict[str, Any]:
     compared = {*record.MAIN_PACKAGES, *named}
     versions = {name: text for name, text in record.packages().items() if name in compared}
     checksum = 0
-    for place in (command.conf.parent / "src", Path(sys.argv[0]), Path(harness.__path__[0])):
+    for place in (command.conf.parent / "src", Path(sys.argv[0]), LIBRARY):
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             if path.is_file():
                 checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)

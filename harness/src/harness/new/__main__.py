@@ -15,10 +15,10 @@ import re
 import sys
 from pathlib import Path
 
-import harness
+from harness.files import LIBRARY
 from harness.names import program
 
-TEMPLATES = Path(harness.__path__[0], "new")
+TEMPLATES = LIBRARY / "new"
 # What Python, YAML or Hydra reads as something else than a name.
 WORDS = {*keyword.kwlist, "null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
 

@@ -18,15 +18,15 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError
 
-import harness
 from harness.allowed import targets
 from harness.errors import TrainingError, UserError
+from harness.files import LIBRARY
 from harness.names import did_you_mean, shown
 from harness.run import log_file
 from harness.run.optimizer_states import refusal
 from harness.watch.objective import missing_score
 
-LIBRARIES = (Path(harness.__path__[0]).resolve(), Path(sysconfig.get_path("stdlib")).resolve())
+LIBRARIES = (LIBRARY, Path(sysconfig.get_path("stdlib")).resolve())
 LIGHTNING = ("pytorch_lightning", "lightning_fabric")  # what these raise themselves has a reason
 # Packages in which an error of the harness itself may end: it calls them, or Lightning does for it.
 CALLED = (

@@ -29,7 +29,7 @@ NUM_RUNS = {"diff": 2, "show": 1, "reproduce": 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what the arguments ask for, and return the exit status."""
     parser = argparse.ArgumentParser(
-        program("harness.runs"),
+        program("harness.compare"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
