@@ -1,5 +1,6 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
+# make quick   the linters, and the tests that start no training: a minute
 # make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
 # make test-harness ARGS="-k resume"   of the library's tests those that you name
 # make test-gpu   what only a GPU shows, beside the same on the CPU, five minutes; installs nothing
@@ -26,7 +27,13 @@ TEST_INSTALLED := $(VENV)/installed-test
 # What an environment is made anew for; the files that are included below need it as well.
 REQUIRED := pyproject.toml requirements.lock $(wildcard requirements.txt harness/requirements.txt)
 
-.PHONY: train check test test-harness test-gpu test-all lock
+TRAINLESS := checkpoints/test_files.py convert data exact/test_means.py init/test_groups.py \
+    init/test_weights.py loaders loggers/test_rewind.py loggers/test_metrics_table.py \
+    processes/test_agreement.py strategies/test_rows.py strategies/test_splitting.py test_border.py \
+    test_config.py test_files.py upstream/test_border.py upstream/test_versions.py \
+    upstream/test_watched_operations.py watch/test_throughput.py
+
+.PHONY: train check quick test test-harness test-gpu test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -48,6 +55,13 @@ check: $(TEST_INSTALLED)
 
 # Three workers, one thread each: tests that start processes of their own share the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal
+
+quick: check
+ifneq ($(wildcard harness/tests),)
+	cd harness && $(PYTEST) -q $(addprefix tests/,$(TRAINLESS))
+else
+	$(PYTEST) -q
+endif
 
 # Your tests; then those of the library, where they came along: in a folder of its own with small
 # configs, and those of its data with the examples here.
