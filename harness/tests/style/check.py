@@ -1,0 +1,81 @@
+"""Find phrases that the style guide replaces, in docstrings, comments, messages, YAML and Markdown.
+
+    python harness/tests/style/check.py              all tracked files
+    python harness/tests/style/check.py FILE FOLDER  some of them
+
+``phrases.csv`` holds the phrases, as regular expressions, and what to write instead. Also found:
+a sentence that begins with a relative clause in place of its subject. A line that ends with
+``style: ignore`` is left out. The exit status is 1 if anything was found.
+"""
+
+import csv
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+LEFT_OUT = ("CHANGELOG.md", "AGENTS.md", "phrases.csv", "LICENSE", "requirements.lock")
+BEGINNING = re.compile(r"(?:^|[.:;!?] )(?:What|Whoever|Whatever|Of|Where) [a-z`]")
+KINDS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", None))
+QUESTION = re.compile(r"^[^.]*\?")
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a file that a person reads, each with its first line's number."""
+    if path.suffix not in (".py", ".md", ".yaml", ".yml", ".toml"):
+        return
+    content = path.read_text()
+    if path.suffix == ".py":
+        for token in tokenize.generate_tokens(io.StringIO(content).readline):
+            if token.type in KINDS:
+                yield token.start[0], token.string
+    elif path.suffix in (".yaml", ".yml", ".toml"):
+        for number, line in enumerate(content.splitlines(), 1):
+            if "#" in line:
+                yield number, line[line.index("#") :]
+    elif path.suffix == ".md":
+        is_code = False
+        for number, line in enumerate(content.splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            if not is_code:
+                yield number, line
+
+
+def found(path: Path, phrases: Iterable[tuple[re.Pattern[str], str]]) -> Iterator[str]:
+    """Yield a line for each phrase of a file that should be written otherwise."""
+    for start, text in texts(path):
+        lines = text.splitlines()
+        for number, line in enumerate(lines, start):
+            if "style: ignore" in line:
+                continue
+            plain = re.sub(r"`[^`]*`", "``", line.strip("# \"'rfRF"))  # without code
+            for phrase, write in phrases:
+                if match := phrase.search(plain):
+                    yield f"{path}:{number}: {match.group()!r}: {write}"
+            if (match := BEGINNING.search(plain)) and not QUESTION.search(plain[match.end() :]):
+                yield f"{path}:{number}: {match.group()!r} begins a sentence: name the subject"
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was found, and return the exit status."""
+    with (Path(__file__).with_name("phrases.csv")).open(newline="") as file:
+        phrases = [(re.compile(row["phrase"], re.I), row["write"]) for row in csv.DictReader(file)]
+    listed = subprocess.run(
+        ["git", "ls-files", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    paths = [ROOT / name for name in listed.stdout.splitlines()]
+    num_found = 0
+    for path in paths:
+        if path.is_file() and path.name not in LEFT_OUT:
+            for line in found(path, phrases):
+                print(line.replace(f"{ROOT}/", ""))
+                num_found += 1
+    return min(num_found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
