@@ -3,12 +3,17 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
 SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
 # Packages whose objects are not the user's; and those that only show or record a run.
 MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
+
+# Layers that normalise over the batch; and all norm layers that may keep running statistics.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+RUNNING_STATS_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 # Types of devices that refuse tensors in double precision: Apple's GPU.
 WITHOUT_FLOAT64 = {"mps"}

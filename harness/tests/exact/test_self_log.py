@@ -77,8 +77,8 @@ def refused(kind: Callable[[], Module], said: str, ranks: tuple[int, ...]) -> No
 
 
 def test_what_processes_would_wait_for_is_refused() -> None:
-    in_processes(2, refused, Reduces, "some of them have one batch less", (0,))
-    in_processes(2, refused, OneAlone, "is each process's own (1, none)", (0, 1))
+    in_processes(2, refused, Reduces, "some ranks have one batch less", (0,))
+    in_processes(2, refused, OneAlone, "differs between ranks (1, none)", (0, 1))
 
 
 def tells() -> None:

@@ -41,7 +41,7 @@ TELLING = (
     "It was not checked whether",
     "is written by each process from its own samples",
     "draws other batches than before",
-    "is each process's own",
+    "differs between ranks",
 )
 
 

@@ -1,8 +1,13 @@
-"""Collective operations of the user's code while a few samples are computed.
+"""Collective operations of the user's code during a parity check.
 
-In: the run's ranks. As one rank, a collective returns what a process alone gets. Of several ranks
-each says first what it is about to do (``meet``); only if all do the same, the operation begins. So
-a rank that fails, or takes another way, ends the check in all ranks, and none waits for ever.
+A check computes the same few samples twice. Both times the code may call ``torch.distributed``:
+
+- ``Ranks.as_one``: each rank computes as if it were the only one. A collective returns what a
+  single process would get.
+- ``Ranks.together``: the ranks compute together. Before each collective they compare which one
+  each rank is about to call (``agree``). It starts only if all ranks call the same.
+
+So if one rank fails or takes another branch, the check ends on all ranks, and no rank hangs.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,95 +24,108 @@ from harness.exact.snapshot import NotCheckedError
 from harness.upstream.one_rank import seen_as_one_rank
 
 FAILED = "the end, because it has failed"
-PATIENCE = timedelta(minutes=5)  # of a rank for the others, in a check
-# What they do for one rank: the index of the result, and of what it is taken from.
+TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the others in a check
+# With one rank these copy their input: the indices of the output and of the input.
 COPIES = {"all_gather": (0, 1), "all_gather_into_tensor": (0, 1), "all_gather_object": (0, 1)}
 IN_PLACE = ("all_reduce", "broadcast", "broadcast_object_list", "reduce", "barrier")
-OTHERS = (
+UNSUPPORTED = (  # refused in ``Ranks.as_one``
     *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all"),
     *("all_to_all_single", "gather_object", "scatter_object_list"),
 )
 
 
 class UnequalError(Exception):
-    """Ranks are about to do different things: they would wait for each other for ever."""
+    """The ranks are about to call different operations, so each would wait for the others."""
 
 
 class FailedError(NotCheckedError):
-    """Another rank has failed, which all ranks know."""
+    """Another rank has failed. All ranks raise this error."""
 
 
 class UnequalShapesError(Exception):
-    """Ranks gather tensors of different shapes."""
+    """The ranks gather tensors of different shapes."""
 
 
 class TooSmallError(UnequalShapesError):
-    """A part of the samples has no finite gradient, and all of them together have."""
+    """The gradient of a part of the samples is not finite, although that of all samples is."""
 
 
 class Ranks:
-    """The ranks of a run, which compute the samples of a check at the same time."""
+    """The ranks of a run, which compute the samples of a parity check at the same time."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self.size, self.rank = trainer.world_size, trainer.global_rank
         is_alone = self.size == 1 or not dist.is_initialized()
-        self.group = None if is_alone else dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.group = None if is_alone else dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.all_gather_object, self.all_reduce = dist.all_gather_object, dist.all_reduce
-        self.ended: Exception | None = None  # why this check is over, in all ranks
-        self.is_open = False  # a collective of the user's may begin
-        self.num_collectives = 0  # of the user's
+        self.ended: Exception | None = None  # why the check has ended on all ranks
+        self.is_open = False  # whether a collective may start now
+        self.num_collectives = 0  # called by the user's code
 
-    def meet(self, value: Any) -> list[Any]:
-        """Wait for all ranks; return what each one has, by rank."""
+    def all_values(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, ordered by rank. Every rank must call this."""
         if self.group is None:
             return [value]
-        everyone = [None] * self.size
-        before, self.is_open = self.is_open, True
-        self.all_gather_object(everyone, value, self.group)
-        self.is_open = before
-        return everyone
+        by_rank = [None] * self.size
+        was_open, self.is_open = self.is_open, True
+        self.all_gather_object(by_rank, value, self.group)
+        self.is_open = was_open
+        return by_rank
 
-    def agree(self, what: str, value: Any = None) -> list[Any]:
-        """Return what each rank has; raise in all ranks, unless all are about to do the same."""
-        if self.ended is not None:  # a step has caught it
+    def agree(self, operation: str, value: Any = None) -> list[Any]:
+        """Return the values of all ranks; raise on all ranks if their next operations differ.
+
+        Args:
+            operation: what this rank is about to do, as it appears in the error.
+            value: what this rank contributes.
+
+        Raises:
+            FailedError: another rank has failed.
+            UnequalError: the ranks name different operations.
+        """
+        if self.ended is not None:  # the user's step has caught the error
             raise self.ended
-        everyone = self.meet((what, value))
-        names = [name for name, _ in everyone]
+        by_rank = self.all_values((operation, value))
+        names = [name for name, _ in by_rank]
         if FAILED in names:
-            self.ended = FailedError(next(why for name, why in everyone if name == FAILED))
+            self.ended = FailedError(next(why for name, why in by_rank if name == FAILED))
         elif others := [name for name in names if name != names[0]]:
-            self.ended = UnequalError(f"{names[0]}, another to {others[0]}")
+            self.ended = UnequalError(f"one rank reaches {names[0]}, another {others[0]}")
         if self.ended is not None:
             raise self.ended
-        return [value for _, value in everyone]
+        return [value for _, value in by_rank]
 
-    def agree_on_shapes(self, what: str, tensors: list[Any]) -> None:
-        """Raise in all ranks, unless all are about to do the same with tensors of one shape."""
-        shapes = self.agree(what, [(*tensor.shape, str(tensor.dtype)) for tensor in tensors])
+    def agree_on_shapes(self, operation: str, tensors: list[Any]) -> None:
+        """Raise on all ranks if their operations, shapes or dtypes differ."""
+        shapes = self.agree(operation, [(*tensor.shape, str(tensor.dtype)) for tensor in tensors])
         if any(shape != shapes[0] for shape in shapes):
             raise UnequalShapesError
 
-    def average(self, named: dict[str, Tensor]) -> None:
-        """Average gradients over the ranks, in place."""
-        names = self.agree("a backward pass", [*named])
-        if any(one != names[0] for one in names):
-            raise UnequalError("a gradient of other parameters")
+    def average(self, gradients: dict[str, Tensor]) -> None:
+        """Average gradients over the ranks, in place.
+
+        Args:
+            gradients: by name of the parameter.
+        """
+        names_by_rank = self.agree("a backward pass", [*gradients])
+        if any(names != names_by_rank[0] for names in names_by_rank):
+            raise UnequalError("the ranks have gradients of different parameters")
         self.is_open = True
-        for gradient in named.values():
+        for gradient in gradients.values():
             self.all_reduce(gradient)
             gradient /= self.size
         self.is_open = False
 
     def before_collective(self) -> None:
-        """Refuse an operation that is not one of the functions below."""
+        """Raise if the user's code starts a collective that this class has not announced."""
         if not self.is_open:
             raise NotCheckedError("it calls torch.distributed on a group of its own")
 
     @contextmanager
     def as_one(self, trainer: pl.Trainer) -> Iterator[None]:
-        """Let this rank be the only one, for whoever asks the trainer or ``torch.distributed``."""
+        """Let the trainer and ``torch.distributed`` report a single rank in this context."""
 
-        def alone(name: str, *args: Any, **kwargs: Any) -> Any:
+        def call_alone(name: str, *args: Any, **kwargs: Any) -> Any:
             refuse_own_group(args, kwargs)
             if name in COPIES:
                 if args and isinstance(args[0], list) and len(args[0]) > 1:
@@ -122,15 +140,15 @@ class Ranks:
             return Done() if kwargs.get("async_op") else None
 
         numbers: dict[str, Any] = {"is_initialized": lambda: False, "get_rank": lambda *_: 0}
-        with seen_as_one_rank(trainer), replaced(alone, numbers):
+        with seen_as_one_rank(trainer), replaced_collectives(call_alone, numbers):
             yield
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the ranks agree before each collective operation."""
-        originals = {name: getattr(dist, name) for name in (*COPIES, *IN_PLACE, *OTHERS)}
+        """Compare the ranks' calls before each collective in this context."""
+        originals = {name: getattr(dist, name) for name in (*COPIES, *IN_PLACE, *UNSUPPORTED)}
 
-        def agreed(name: str, *args: Any, **kwargs: Any) -> Any:
+        def call_together(name: str, *args: Any, **kwargs: Any) -> Any:
             refuse_own_group(args, kwargs)
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
             self.agree_on_shapes(f"torch.distributed.{name}", tensors[-1:])
@@ -140,25 +158,30 @@ class Ranks:
             finally:
                 self.is_open = False
 
-        with replaced(agreed, {}):
+        with replaced_collectives(call_together, {}):
             yield
 
 
 @contextmanager
-def replaced(function: Callable[..., Any], others: dict[str, Any]) -> Iterator[None]:
-    """Replace the collective functions of ``torch.distributed`` by one that gets their names."""
+def replaced_collectives(function: Callable[..., Any], others: dict[str, Any]) -> Iterator[None]:
+    """Replace the collectives of ``torch.distributed`` by calls of ``function``.
+
+    Args:
+        function: is called with the name of the collective and its arguments.
+        others: further replacements, by name.
+    """
 
     def named(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: function(name, *args, **kwargs)
 
-    functions = {name: named(name) for name in (*COPIES, *IN_PLACE, *OTHERS)}
+    functions = {name: named(name) for name in (*COPIES, *IN_PLACE, *UNSUPPORTED)}
     replacements: Any = functions | others
     with patch.multiple(dist, **replacements):
         yield
 
 
 class Done:
-    """The handle of an operation that is over."""
+    """The handle of an operation that has finished."""
 
     def wait(self, *_: Any) -> bool:
         """Return at once."""
@@ -168,7 +191,7 @@ class Done:
 
 
 def refuse_own_group(args: Any, kwargs: Any) -> None:
-    """Refuse a collective of a part of the ranks, before it is entered."""
+    """Raise if a collective runs on another group than that of all ranks."""
     groups = [a for a in (*args, kwargs.get("group")) if isinstance(a, dist.ProcessGroup)]
     if any(group is not dist.group.WORLD for group in groups):
         raise NotCheckedError("it calls torch.distributed on a group of its own")

@@ -1,8 +1,14 @@
-"""Combine logged values, metrics and lists of all processes before anybody reads them.
+"""The callback that combines logged values, metrics and lists over the ranks.
 
-In: each batch that begins, and its share of the samples. Out: at the end of a loader or epoch
-``SelfLog`` and ``Gathering`` combine the processes, before Lightning and the module's own hook
-read. What that hook logs must be the same in every process.
+It decides when; ``SelfLog`` combines logged values, and ``Gathering`` the lists of the module:
+
+- At the start of a batch both get its number of samples on this rank.
+- At the end of a training step ``SelfLog`` combines the step's values, if a logger or a scheduler
+  reads them then. Between such steps ``callback_metrics`` has this rank's values.
+- At the end of a loader or training epoch all values are combined, before Lightning and the
+  module's own epoch-end hook read them.
+- The values that this epoch-end hook logs must be equal on all ranks. Otherwise an evaluation
+  stops with an error, and a training logs a warning.
 """
 
 import logging
@@ -37,12 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class ExactEvaluation(pl.Callback):
-    """Make what several processes log and evaluate equal to what one process would."""
+    """Log and evaluate on several ranks the values that a single process would get."""
 
     def __init__(self) -> None:
-        self.self_log: Any = None  # a SelfLog, from ``setup`` on
-        self.gathering: Gathering | None = None  # of several processes
-        self.before: list[tuple[Metric, dict[str, Any]]] = []  # metrics' counts before padding
+        self.self_log: Any = None  # a SelfLog, after ``setup``
+        self.gathering: Gathering | None = None  # None with one rank
+        self.counts_before_padding: list[tuple[Metric, dict[str, Any]]] = []
         self.warned: set[str] = set()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -58,7 +64,7 @@ class ExactEvaluation(pl.Callback):
     def teardown(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
-        """Leave module, strategy and Lightning as they were."""
+        """Restore the methods of the module, the callbacks, the strategy and Lightning."""
         vars(pl_module).pop("log", None)
         lend_log(trainer, pl_module)
         read_as_before(trainer)
@@ -76,13 +82,15 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Announce the batch; before padding, remember what all metrics have counted."""
+        """Pass on the batch's number of samples; before padding, save the states of all metrics."""
         sharing = shares_running(trainer, dataloader_idx)
         num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
         SyncBatchNorm.is_padding = sharing is not None and sharing.is_padding(batch_idx)
         if SyncBatchNorm.is_padding:
             num_samples = 0
-            self.before = [(metric, metric_counts(metric)) for metric in metrics_of(pl_module)]
+            self.counts_before_padding = [
+                (metric, metric_counts(metric)) for metric in metrics_of(pl_module)
+            ]
         self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
         if self.gathering is not None:
             self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
@@ -90,7 +98,10 @@ class ExactEvaluation(pl.Callback):
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_predict_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Give writers of predictions plain lists: iterating over a ``Batch`` seeds generators."""
+        """Replace each ``Batch`` of indices by a plain list.
+
+        Iterating over a ``Batch`` seeds the generators, and prediction writers iterate.
+        """
         loop = trainer.predict_loop
         if isinstance(loop.current_batch_indices, Batch):
             loop.current_batch_indices = loop.current_batch_indices[:]
@@ -98,9 +109,9 @@ class ExactEvaluation(pl.Callback):
             batches[-1:] = [batch[:] for batch in batches[-1:]]
 
     def _end_batch(self, trainer: pl.Trainer) -> None:
-        for metric, counts in self.before:
+        for metric, counts in self.counts_before_padding:
             restore_metric(metric, counts, trainer.strategy.root_device)
-        self.before, SyncBatchNorm.is_padding = [], False
+        self.counts_before_padding, SyncBatchNorm.is_padding = [], False
         self.self_log.end_batch()
         if self.gathering is not None:
             self.gathering.end_batch()
@@ -111,10 +122,10 @@ class ExactEvaluation(pl.Callback):
             align(trainer, metrics_of(trainer.lightning_module))
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Gather what the module has collected, before its own hook reads it."""
+        """Gather the lists that the steps have filled, before the module's own hook reads them."""
         if self.gathering is not None:
-            sharing = map(shares_of, leaves(evaluated(trainer)))
-            check_same_batches(trainer, [one for one in sharing if one is not None])
+            by_loader = map(shares_of, leaves(evaluated(trainer)))
+            check_same_batches(trainer, [sharing for sharing in by_loader if sharing is not None])
             self.gathering.gather_lists()
 
     on_test_epoch_end = on_validation_epoch_end
@@ -126,7 +137,10 @@ class ExactEvaluation(pl.Callback):
             self.gathering.has_global = False
 
     def _settle(self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]) -> None:
-        """Make what a hook at an epoch's end has logged in each process one value, or refuse it."""
+        """Set the value that an epoch-end hook has logged; refuse one that differs by rank.
+
+        ``by_rank`` has the total and weight of each rank, or None where it has logged nothing.
+        """
         name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
         pairs = [pair for pair in by_rank if pair]
         is_everywhere = len(pairs) == len(by_rank)
@@ -134,9 +148,9 @@ class ExactEvaluation(pl.Callback):
             assert self.gathering is not None
             if op == "sum" and self.gathering.has_global:
                 raise UserError(
-                    f"{name}, logged in {hook}, is summed over the processes (sync_dist=True), and "
-                    "the lists of the module already hold what all of them have collected.\n"
-                    "Leave sync_dist=True out, or log it in the step."
+                    f"{hook} logs {name} with sync_dist=True, which sums it over the processes, "
+                    "and the lists of the module already hold what all of them have collected.\n"
+                    "Remove sync_dist=True, or log the value in the step."
                 )
             logged.complete_epoch(pairs)
             return
@@ -145,83 +159,91 @@ class ExactEvaluation(pl.Callback):
         if is_everywhere and np.allclose(numbers, numbers[0], rtol=1e-6, atol=0, equal_nan=True):
             return
         values = ", ".join(f"{reduced(op, *pair):.6g}" if pair else "none" for pair in by_rank)
-        sentence = f"{name}, logged in {hook}, is each process's own ({values})"
-        rank_zero = "If it is process 0's own, such as a time: self.log(..., rank_zero_only=True)."
+        problem = f"{name}, logged in {hook}, differs between ranks ({values})"
+        rank_zero = (
+            "To log rank 0's value only, such as a time: self.log(..., rank_zero_only=True)."
+        )
         if not trainer.training:
             raise UserError(
-                f"{sentence}: each has counted its own samples.\n"
+                f"{problem}: each rank has counted its own samples.\n"
                 "Log it in the step, log a torchmetrics metric, or append what it is "
-                "computed from to a list of the module (self.outputs), which is gathered. "
+                "computed from to a list of the module (self.outputs), which the run gathers. "
                 f"{rank_zero}"
             )
         if name not in self.warned and trainer.is_global_zero:
-            log.warning("%s: the log has process 0's.\nLog it in the step. %s", sentence, rank_zero)
+            log.warning(
+                "%s. The log has rank 0's value.\nLog it in the step. %s", problem, rank_zero
+            )
         self.warned.add(name)
 
 
 def lend_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Let ``self.log`` of each callback be the module's, which Lightning has lent them before."""
+    """Set ``log`` of each callback to the module's, as Lightning has done before."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
         callback.log = pl_module.log
 
 
 def evaluated(trainer: pl.Trainer) -> Any:
-    """Return the loaders of the evaluation that runs."""
+    """Return the loaders of the running validation or test."""
     return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
 
 
 def shares_running(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
-    """Return the shares of the loader whose batches are running."""
+    """Return the sampler or stream that splits the running loader's batches over the ranks."""
     loaders = evaluated(trainer) if trainer.evaluating else trainer.train_dataloader
-    if (only := shares_of(loaders)) is not None:  # one loader, without a look at collections
+    if (only := shares_of(loaders)) is not None:  # the usual case, without a search
         return only
     singles = leaves(loaders)
     return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
 
 
 def is_padding(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
-    """Return whether the batch only lets this process take part in a step of the others."""
+    """Return whether this rank has no sample of the batch, and repeats one to keep in step."""
     sharing = shares_running(trainer, dataloader_idx)
     return sharing is not None and sharing.is_padding(batch_idx)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
-    """List the metrics that are part of a module, or in a plain dict or list of its own."""
-    held: list[Any] = [*named_metrics(pl_module).values()]
+    """Return the metrics that are submodules, or elements of a dict, list or tuple attribute."""
+    candidates: list[Any] = [*named_metrics(pl_module).values()]
     for value in vars(pl_module).values():
-        held += value.values() if isinstance(value, dict) else ()
-        held += iter(value) if isinstance(value, (list, tuple)) else ()  # its length may raise
-    return [one for one in held if isinstance(one, Metric)]
+        candidates += value.values() if isinstance(value, dict) else ()
+        # ``iter``, because the length of a user's list may raise.
+        candidates += iter(value) if isinstance(value, (list, tuple)) else ()
+    return [value for value in candidates if isinstance(value, Metric)]
 
 
 def align(trainer: pl.Trainer, metrics: list[Metric]) -> None:
-    """Give states of metrics one type in all ranks, and their lists one length.
+    """Cast each metric state to one dtype on all ranks, and pad its list to one length.
 
-    A metric changes its type during an update in 64 or 16 bits, and a rank may have had fewer or
-    no updates: the collectives of gloo end the process where types differ. Some metrics, of
-    retrieval for example, gather the tensors of their lists one by one.
+    An update in 64 or 16 bits changes the dtype of a state, and a rank may have had fewer updates,
+    or none. gloo aborts the process if dtypes differ. Some metrics, such as those of retrieval,
+    gather their list element by element, so the lengths must be equal as well.
     """
     states = [(metric, name) for metric in metrics for name in metric.metric_state]
-    mine = [described(getattr(metric, name)) for metric, name in states]
-    everyone = gather(trainer, mine) if states else []
-    for (metric, name), found in zip(states, zip(*everyone, strict=True), strict=True):
+    descriptions = [described(getattr(metric, name)) for metric, name in states]
+    by_rank = gather(trainer, descriptions) if states else []
+    for (metric, name), of_ranks in zip(states, zip(*by_rank, strict=True), strict=True):
         state = getattr(metric, name)
-        kinds = [(dtype, shape) for _, dtype, shape in found if dtype is not None]
+        kinds = [(dtype, shape) for _, dtype, shape in of_ranks if dtype is not None]
         if not kinds:
-            continue  # lists that are empty in all ranks
+            continue  # lists that are empty on all ranks
         dtype = reduce(torch.promote_types, (dtype for dtype, _ in kinds))
         if isinstance(state, Tensor):
             setattr(metric, name, state.to(dtype))
             continue
         empty = torch.zeros(0, *kinds[0][1], dtype=dtype, device=trainer.strategy.root_device)
         state[:] = [tensor.to(dtype) for tensor in state]
-        state += [empty] * (max(length for length, *_ in found) - len(state))
+        state += [empty] * (max(length for length, *_ in of_ranks) - len(state))
 
 
 def described(state: Any) -> tuple[int, torch.dtype | None, torch.Size]:
-    """Return the length of a list of tensors, and the type and the rows' shape of tensors."""
+    """Return a state's list length (0 for a tensor), its dtype, and the shape of a row.
+
+    The dtype is None for an empty list, and for a list of something else than tensors.
+    """
     if isinstance(state, Tensor):
         return 0, state.dtype, state.shape[1:]
-    if not state or not isinstance(state[-1], Tensor):  # of detection's masks, for example
+    if not state or not isinstance(state[-1], Tensor):  # such as the masks of detection
         return 0, None, torch.Size()
     return len(state), state[-1].dtype, state[-1].shape[1:]

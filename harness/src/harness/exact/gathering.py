@@ -1,8 +1,14 @@
-"""What a module gathers over processes in an evaluation: right without waiting, or refused.
+"""Collectives of the user's module: ``self.all_gather``, ``torch.distributed``, and lists.
 
-In: ``self.all_gather``, an author's own collectives, and lists that the steps append to. An
-evaluation's step has a batch that one process would have, and some processes have one batch less.
-So nothing is sent within a step, and lists are gathered at the end, before the module reads them.
+In an evaluation each rank computes whole batches in turn, and some ranks may have one batch fewer.
+So a collective within a step could wait forever:
+
+- ``self.all_gather`` in such a step returns the tensor itself: the step has a whole batch.
+- A collective of ``torch.distributed`` is refused if some ranks have no batch in this turn.
+- Lists that the steps fill are gathered once, before the module's epoch-end hook reads them.
+
+In training, a rank without a sample of a batch computes a sample of another rank. The run then
+warns of collectives, which count that sample twice, and refuses to gather unequal shapes.
 """
 
 import logging
@@ -26,45 +32,51 @@ from harness.processes.agreement import gather
 from harness.upstream.processes import NoCollectives
 
 log = logging.getLogger(__name__)
-# Of a strategy, replaced during a run.
+# Methods of the strategy that ``Gathering`` replaces during a run.
 METHODS = ("all_gather", "training_step", "validation_step", "test_step")
-LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # know what they gather
-OF_FSDP = ("torch.distributed.fsdp", "torch.distributed._composable")
-FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that are not the author's
+LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # may call collectives
+FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable")
+FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that every module has
 
-Path = tuple[str, Any]  # an attribute, and the key in it where it is a dict of lists
-Part = tuple[tuple[int, int], list[Any]]  # loader and batch; what the batch has appended
+Path = tuple[str, Any]  # name of an attribute; key in it if it is a dict of lists, else None
+Part = tuple[tuple[int, int], list[Any]]  # (loader, batch), and what the step has appended
 
 
 class Gathering:
-    """Stand between a module and its strategy's ``all_gather`` and evaluation steps.
+    """Wrap the strategy's ``all_gather`` and steps, and gather the lists of a module.
 
-    Lightning's way to look at all outputs is a list that the steps fill and
-    ``on_validation_epoch_end`` reads. Lists in attributes, and in dicts there, are gathered before
-    that hook, in the order of one process; what was in them before the evaluation stays.
+    In Lightning, a module's steps append outputs to a list that ``on_validation_epoch_end`` reads.
+    ``gather_lists`` gathers lists in attributes, and in dicts there, before that hook runs. The
+    elements come in the order of a single process, after those from before the evaluation.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        self.places: list[tuple[int, int]] = []  # loader and batch, of each step of an evaluation
-        self.lengths: list[dict[Path, int]] = []  # of all lists, before each step
-        self.host_group: Any = None  # of the processes; what is collected need not fit a GPU
-        self.batch_idx: int | None = None  # of the running training batch
-        self.has_global = False  # this process already has what all of them would gather
-        self.is_alone = False  # other processes have no batch in this turn
+        self.places: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
+        self.lengths: list[dict[Path, int]] = []  # of all lists before each step
+        self.host_group: Any = None  # on the CPU: lists may not fit a GPU
+        self.batch_idx: int | None = None  # of the running training batch; else None
+        self.has_global = False  # this rank already has the data of all ranks
+        self.is_alone = False  # other ranks have no batch in this turn
         self.is_padding = False  # this rank has no sample of the training batch
         self.has_warned = False
-        self.original, *steps = (getattr(trainer.strategy, name) for name in METHODS)
-        replaced = [self.all_gather, *(partial(self._step, step) for step in steps)]
-        vars(trainer.strategy).update(zip(METHODS, replaced, strict=True))
+        self.original_all_gather, *steps = (getattr(trainer.strategy, name) for name in METHODS)
+        replacements = [self.all_gather, *(partial(self._step, step) for step in steps)]
+        vars(trainer.strategy).update(zip(METHODS, replacements, strict=True))
 
     def remove(self) -> None:
-        """Give the strategy its own methods back."""
+        """Restore the strategy's own methods."""
         for name in METHODS:
             vars(self.trainer.strategy).pop(name, None)
 
     def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
-        """Note which batch runs."""
+        """Note which batch runs, and which ranks have samples of it.
+
+        Args:
+            sharing: the sampler or stream that splits the batches over the ranks.
+            batch_idx: as Lightning counts it on this rank.
+            dataloader_idx: of the loader.
+        """
         is_training = bool(self.trainer.training)
         if not is_training:
             if batch_idx == dataloader_idx == 0:
@@ -75,41 +87,47 @@ class Gathering:
         self.has_global = self.is_alone = False
         self.is_padding = is_training and sharing is not None and sharing.is_padding(batch_idx)
         if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.is_round_robin:
-            is_last = len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks  # and not full
+            is_last = (
+                len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks
+            )  # and some ranks have no batch
             is_split = is_last and (sharing.splits_last or batch_idx == 0)
             self.has_global, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
-            # DDP sends the first process's buffers in each forward; in an evaluation they stay.
+            # DDP broadcasts rank 0's buffers in each forward. In an evaluation once is enough.
             model.require_forward_param_sync = is_training or batch_idx + dataloader_idx == 0
 
     def end_batch(self) -> None:
-        """Gather from all processes again what is gathered after a batch and its hooks."""
+        """Let ``all_gather`` gather again: the batch and its hooks have ended."""
         self.has_global, self.is_padding, self.batch_idx = False, False, None
 
     def gather_lists(self) -> None:
-        """Gather what the module has collected, and let its hook at the end gather nothing."""
+        """Gather the lists that the steps have filled.
+
+        If there are any, ``self.all_gather`` returns its input in the epoch-end hook, and other
+        collectives are refused there.
+        """
         self.host_group = self.host_group or dist.new_group(backend="gloo")
         lists = dict(lists_of(self.module))
-        packed = {path: self._packed(path, values) for path, values in lists.items()}
-        packed = {path: parts for path, parts in packed.items() if parts != b""}
-        everyone = gather(self.trainer, packed, self.host_group)
-        # An author may clear a list within the evaluation, or keep what cannot leave a process.
+        pickled = {path: self._pickled(path, values) for path, values in lists.items()}
+        pickled = {path: parts for path, parts in pickled.items() if parts != b""}
+        by_rank = gather(self.trainer, pickled, self.host_group)
+        # Leave out lists that the user clears within the evaluation, or that cannot be pickled.
         paths = [
             path
-            for path in dict.fromkeys(path for one in everyone for path in one)
-            if path in lists and all(one.get(path, b"") is not None for one in everyone)
+            for path in dict.fromkeys(path for of_rank in by_rank for path in of_rank)
+            if path in lists and all(of_rank.get(path, b"") is not None for of_rank in by_rank)
         ]
         device = self.module.device
 
-        def moved_back(one: OnDevice) -> Tensor:
-            return one.tensor.to(device)
+        def moved_back(item: OnDevice) -> Tensor:
+            return item.tensor.to(device)
 
         for path in paths:
             parts: list[Part] = []
-            for one in everyone:
-                parts += pickle.loads(one[path]) if path in one else []
-            parts.sort(key=lambda part: part[0])  # by loader and turn; in each by rank
+            for of_rank in by_rank:
+                parts += pickle.loads(of_rank[path]) if path in of_rank else []
+            parts.sort(key=lambda part: part[0])  # by loader and batch; ranks stay in order
             merged = [element for _, elements in parts for element in elements]
             start = self.lengths[0].get(path, 0)
             lists[path][start:] = apply_to_collection(merged, OnDevice, moved_back)
@@ -119,12 +137,12 @@ class Gathering:
         hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
         vars(self.module)[hook] = partial(without_collectives, self.module, hook)
 
-    def _packed(self, path: Path, values: list[Any]) -> bytes | None:
-        """Pickle what the steps have appended; ``None`` if a list was cleared or cannot be sent."""
-        marks = [lengths.get(path, 0) for lengths in self.lengths] + [len(values)]
-        steps = zip(self.places, marks, marks[1:], strict=False)
-        parts = [(place, values[low:high]) for place, low, high in steps if low < high]
-        if marks != sorted(marks):
+    def _pickled(self, path: Path, values: list[Any]) -> bytes | None:
+        """Pickle what the steps have appended; None if a list was cleared or cannot be pickled."""
+        lengths = [before.get(path, 0) for before in self.lengths] + [len(values)]
+        steps = zip(self.places, lengths, lengths[1:], strict=False)
+        parts = [(place, values[start:end]) for place, start, end in steps if start < end]
+        if lengths != sorted(lengths):
             return None
         try:
             return pickle.dumps(apply_to_collection(parts, Tensor, _movable)) if parts else b""
@@ -133,27 +151,28 @@ class Gathering:
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_alone or self.is_padding:
-            look = self._refuse_collective if self.is_alone else self._look_at_collective
-            with NoCollectives(look):
+            on_collective = self._refuse_collective if self.is_alone else self._check_collective
+            with NoCollectives(on_collective):
                 return original(*args, **kwargs)
         return original(*args, **kwargs)
 
-    def _look_at_collective(self) -> None:
+    def _check_collective(self) -> None:
+        """Warn of a collective in a padding step that the user's code has called itself."""
         names = [frame.f_globals["__name__"] for frame, _ in walk_stack(None)]
-        caller = next(n for n in dropwhile(is_harness, names) if n.partition(".")[0] != "torch")
-        # In manual optimisation a backward reduces gradients, and fsdp's layers gather parameters.
-        is_of_strategy = any(n.startswith(("torch.autograd.graph", *OF_FSDP)) for n in names)
-        if not (is_of_strategy or is_harness(caller) or caller.partition(".")[0] in LIBRARIES):
+        caller = next(n for n in dropwhile(is_library, names) if n.partition(".")[0] != "torch")
+        # Allowed: a backward that reduces gradients, and layers of fsdp that gather parameters.
+        is_of_strategy = any(n.startswith(("torch.autograd.graph", *FSDP_MODULES)) for n in names)
+        if not (is_of_strategy or is_library(caller) or caller.partition(".")[0] in LIBRARIES):
             self._warn_of_padding()
 
     def _warn_of_padding(self) -> None:
         if not self.has_warned:
             log.warning(
-                "training_step calls a collective of its own (of torch.distributed, "
-                "self.all_gather, or in a layer such as SyncBatchNorm), and rank %d has no sample "
-                "of this batch: it computes one of another rank, which is counted twice. Use "
-                "drop_last=True, or a batch size that leaves a sample for each rank. self.log, "
-                "mean_over, sum_over and torchmetrics count each sample once.",
+                "training_step calls a collective (torch.distributed, self.all_gather, or a layer "
+                "such as SyncBatchNorm), but rank %d has no sample of this batch. It computes a "
+                "sample of another rank, which the collective counts twice.\nUse drop_last=True, "
+                "or a batch size that leaves a sample for each rank. self.log, mean_over, sum_over "
+                "and torchmetrics count each sample once.",
                 self.trainer.global_rank,
             )
         self.has_warned = True
@@ -161,72 +180,78 @@ class Gathering:
     def _refuse_collective(self) -> None:
         step = "test_step" if self.trainer.testing else "validation_step"
         raise UserError(
-            f"{step} waits for other processes, by torch.distributed or a metric with "
-            "dist_sync_on_step=True, and some of them have one batch less.\n"
-            "Leave it to the harness: log the value, append to a list of the module, or use "
-            "self.all_gather, which gives a step its own whole batch."
+            f"{step} calls a collective (torch.distributed, or a metric with "
+            "dist_sync_on_step=True), but some ranks have one batch less and would not join it.\n"
+            "Remove the collective: log the value, or append it to a list of the module, which "
+            "the run gathers at the end. Or call self.all_gather, which returns the whole batch."
         )
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
 
-        Different shapes are refused: gloo would join garbage, and NCCL would wait.
+        It returns the tensor itself if this rank already has the data of all ranks.
+
+        Raises:
+            UserError: the shapes differ. gloo would return garbage, and NCCL would hang.
         """
         if self.has_global:
             return tensor
         if not self._is_even() and group in (None, dist.group.WORLD):
             if self.is_padding and not tensor.ndim:
                 self._warn_of_padding()
-            own = "no sample" if self.is_padding and tensor.ndim else tuple(tensor.shape)
-            shapes = gather(self.trainer, own)
+            shape_here = "no sample" if self.is_padding and tensor.ndim else tuple(tensor.shape)
+            shapes = gather(self.trainer, shape_here)
             if any(shape != shapes[0] for shape in shapes):
                 raise UserError(
-                    "self.all_gather needs one shape in all processes, and they have "
+                    "self.all_gather needs one shape on all ranks, and they have "
                     f"{', '.join(map(str, shapes))}.\n"
                     "In training, the last batch of an epoch may be smaller: give the DataLoader "
-                    "drop_last=True, and a batch size that the processes divide. "
-                    "At the end of an evaluation, append to a list of the module instead: lists "
-                    "are gathered."
+                    f"drop_last=True, and a batch size that is a multiple of {len(shapes)} ranks. "
+                    "In an evaluation, append to a list of the module instead: the run gathers "
+                    "lists at the end."
                 )
-        return self.original(tensor, group=group, sync_grads=sync_grads)
+        return self.original_all_gather(tensor, group=group, sync_grads=sync_grads)
 
     def _is_even(self) -> bool:
-        """Return whether a training batch runs in shares of one size, so that no shape is sent."""
-        # Of several loaders the shares may differ in size, each in its own way.
-        only = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
-        return isinstance(only, SharedBatchSampler) and only.weight(self.batch_idx or 0) == 1.0
+        """Return whether all local batches of this training batch have one size."""
+        # With several loaders, each may split its batches unevenly in another way.
+        sharing = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
+        return (
+            isinstance(sharing, SharedBatchSampler) and sharing.weight(self.batch_idx or 0) == 1.0
+        )
 
 
 def without_collectives(module: pl.LightningModule, hook: str) -> None:
-    """Call a hook of a module once in the place of which this stands, and refuse collectives."""
+    """Call the hook that this function replaces for one call, and refuse collectives in it."""
     del vars(module)[hook]
     with NoCollectives(partial(refuse_gathering_again, hook)):
         getattr(module, hook)()
 
 
-def is_harness(name: str) -> bool:
-    """Return whether a module is part of the harness, which counts padding as no sample."""
+def is_library(name: str) -> bool:
+    """Return whether a Python module is part of this library, which counts no padding."""
     return name.partition(".")[0] == "harness"
 
 
 def refuse_gathering_again(hook: str) -> None:
-    """Refuse a collective that the author has begun, not one of the libraries."""
+    """Refuse a collective that the user's code has called, not one of ``LIBRARIES``."""
     packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
     if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
         raise UserError(
             f"{hook} calls torch.distributed, and the lists of the module already hold what all "
-            "processes have collected.\nLeave it out, or use self.all_gather, which knows."
+            "processes have collected.\nRemove the call, or use self.all_gather, which returns its "
+            "input here."
         )
 
 
 class OnDevice(NamedTuple):
-    """A tensor, on the host, that goes back to the module's device."""
+    """A copy on the host of a tensor that was on the module's device, and returns there."""
 
     tensor: Tensor
 
 
 def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
-    """Iterate over the lists that are attributes of a module, and those in its dicts."""
+    """Yield the lists in a module's attributes, and in dicts there, with their names."""
     for name, value in vars(module).items():
         if name in FRAMEWORK:
             continue
@@ -238,5 +263,5 @@ def lists_of(module: pl.LightningModule) -> Iterator[tuple[Path, list[Any]]]:
 
 def _movable(tensor: Tensor) -> Any:
     tensor = tensor.detach()
-    # A view would take its whole storage with it.
+    # Pickling a view would pickle its whole storage.
     return tensor.clone() if tensor.device.type == "cpu" else OnDevice(tensor.cpu())

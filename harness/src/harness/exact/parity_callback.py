@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.exact.seeded_steps import DROPOUTS
+from harness.kinds import BATCH_NORMS
 from harness.processes.agreement import Agreement
-from harness.strategies.sync_batch_norm import BATCH_NORMS
 
 log = logging.getLogger(__name__)
 EVERY_N_STEPS = 16  # how often to look whether other parts are trained than at the last check
@@ -117,7 +117,7 @@ class ParityChecks(pl.Callback):
     def _has_time(self) -> bool:
         """Return whether rank 0 has time for another check."""
         most = max(FREE_SECONDS, MOST_OF_TIME * (time.monotonic() - self.started))
-        has_time: bool = self.check.ranks.meet(self.seconds < most)[0]
+        has_time: bool = self.check.ranks.all_values(self.seconds < most)[0]
         return has_time
 
     def _run(self, trainer: pl.Trainer, look: Callable[[], dict[str, str]]) -> None:

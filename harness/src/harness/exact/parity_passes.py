@@ -32,9 +32,8 @@ from harness.exact.self_log import operation
 from harness.exact.sketches import Sketches, sketch_of, take
 from harness.exact.snapshot import Snapshot
 from harness.exact.undisturbed import do_nothing, full_precision, gradients_aside, quiet
-from harness.kinds import MACHINERY, package
+from harness.kinds import BATCH_NORMS, MACHINERY, package
 from harness.strategies.parallel_forward import running_part
-from harness.strategies.sync_batch_norm import BATCH_NORMS
 from harness.upstream import callbacks_of
 from harness.upstream.logged_values import merge, named_metrics, reduced
 from harness.upstream.watched_operations import WatchedOperations

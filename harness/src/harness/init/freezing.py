@@ -8,8 +8,8 @@ from torch import nn
 
 from harness.errors import UserError
 from harness.init.settings import bare, check_parts
+from harness.kinds import RUNNING_STATS_NORMS
 from harness.names import is_below
-from harness.strategies.sync_batch_norm import NORMS
 
 
 class Freezing(pl.Callback):
@@ -46,7 +46,7 @@ class Freezing(pl.Callback):
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()
-            if isinstance(layer, NORMS) and is_below(bare(name), self.parts)
+            if isinstance(layer, RUNNING_STATS_NORMS) and is_below(bare(name), self.parts)
         ]
 
     def on_train_batch_start(

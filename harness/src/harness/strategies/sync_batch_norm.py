@@ -14,8 +14,8 @@ from pytorch_lightning.plugins.layer_sync import LayerSync
 from pytorch_lightning.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+from harness.kinds import BATCH_NORMS
+
 SHARES_ALONE = (
     "BatchNorm sees each share alone: not what one device would train. Use strategy=ddp with "
     "trainer.sync_batchnorm=true, GroupNorm, or .eval() for what is frozen."

@@ -11,9 +11,10 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from harness.errors import TrainingError
+from harness.kinds import RUNNING_STATS_NORMS
 from harness.names import few
 from harness.shards import has_parts
-from harness.strategies.sync_batch_norm import NORMS, SyncBatchNorm
+from harness.strategies.sync_batch_norm import SyncBatchNorm
 
 log = logging.getLogger(__name__)
 UNUSED = (
@@ -137,7 +138,11 @@ class Replicas(pl.Callback):
         # A buffer that is as it was in some process has drifted in the others.
         if name not in self.first or self.first[name] in sums or is_synchronised:
             return False
-        if name not in self.reported and not isinstance(owner, NORMS) and trainer.is_global_zero:
+        if (
+            name not in self.reported
+            and not isinstance(owner, RUNNING_STATS_NORMS)
+            and trainer.is_global_zero
+        ):
             log.warning(OWN, name.rpartition(".")[2], type(owner).__name__)
         self.reported.add(name)
         return True
