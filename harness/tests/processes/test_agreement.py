@@ -64,3 +64,24 @@ def test_no_signal_waits_for_more_than_twenty_steps(two: Two) -> None:
         two.step(1e-6, 0, 0)
     answers = [two.step(30.0, 0, 9) for _ in range(20)]  # steps that take long all at once
     assert [[9], [9]] in answers
+
+
+def test_what_processes_gather_goes_from_host_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, through NCCL, would have to fit each device."""
+    made = []
+
+    class Group:
+        pass
+
+    def new_group(backend: str) -> str:
+        made.append(backend)
+        return backend
+
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=Group()))
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    assert (agreement.host_group(), made) == (None, [])
+    monkeypatch.setattr(dist.group, "WORLD", Group())
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    assert [agreement.host_group(), agreement.host_group()] == ["gloo", "gloo"]
+    assert made == ["gloo"]

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import TrainingError
+from harness.watch import replicas
 from harness.watch.replicas import Replicas, sums_of_bits
 from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
@@ -73,6 +75,30 @@ def test_any_bit_anywhere_changes_the_sum() -> None:
             assert sums_of_bits([tensor, tensor[0]], CPU)[0] != before[0], (dtype, place)
             bits[place] ^= 1
         assert torch.equal(sums_of_bits([tensor, tensor[0]], CPU), before)
+
+
+class LargestMade(TorchDispatchMode):
+    """The most elements that an operation has made outside of its arguments' memory."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        places = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        for one in found if isinstance(found, (list, tuple)) else [found]:
+            if one.untyped_storage().data_ptr() not in places:
+                self.most = max(self.most, one.numel())
+        return found
+
+
+def test_replicas_are_compared_in_the_memory_of_a_chunk(monkeypatch) -> None:
+    monkeypatch.setattr(replicas, "CHUNK", 100)
+    weights = torch.randn(8, 16, 5, 5)
+    tensors = [weights, weights.to(memory_format=torch.channels_last), weights.mT, weights[0, 0, 0]]
+    with LargestMade() as made:
+        sums = sums_of_bits(tensors, CPU)
+    assert made.most <= 100
+    assert sums[0] == sums[1] == sums[2] == weights.view(torch.int32).sum(dtype=torch.int64)
 
 
 def test_first_tensor_and_all_ranks_that_differ_are_named() -> None:

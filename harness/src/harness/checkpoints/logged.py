@@ -34,7 +34,7 @@ def of_all_ranks(trainer: pl.Trainer) -> dict[str, Any]:
 def restore_of_all_ranks(trainer: pl.Trainer, values: dict[str, Any]) -> None:
     """Put back what ``of_all_ranks`` has taken."""
     for name in VALUES:
-        getattr(trainer, name).update(values[name])
+        getattr(trainer, name).update(detached_copy(values[name]))
     trainer.should_stop = values["should_stop"]
 
 

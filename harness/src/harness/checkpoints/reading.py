@@ -3,6 +3,7 @@
 In: a file that ``writing`` wrote. Out: its values, or a reason why no run can go on from it.
 """
 
+import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -20,10 +21,12 @@ ATTRIBUTES = "changed_attributes"  # the entry that is packed and unpacked by ``
 LEFT_OUT = "left_out"  # the entry that names objects without which no run can go on
 
 
-def read(
-    path: str | Path, map_location: Any = "cpu", mmap: bool = False, is_trusted: bool = False
-) -> dict[str, Any]:
-    """Read a checkpoint; only with `is_trusted` objects in it are built, which executes code.
+def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) -> dict[str, Any]:
+    """Map a checkpoint; only with `is_trusted` objects in it are built, which executes code.
+
+    Its tensors on the CPU are places in the file: they are read where somebody uses them, all ranks
+    of a machine share these pages, and what is written to one of them does not reach the file. As
+    long as one of them is there the system keeps the bytes of a removed file.
 
     Raises:
         UnpicklingError: it cannot be read, is none of a training, or holds objects.
@@ -31,7 +34,8 @@ def read(
         RuntimeError: it is cut off, or no file of ``torch.save``.
     """
     try:
-        found = torch.load(path, map_location, weights_only=not is_trusted, mmap=mmap)
+        is_mappable = zipfile.is_zipfile(path)  # torch before 1.6 wrote no zip
+        found = torch.load(path, map_location, weights_only=not is_trusted, mmap=is_mappable)
     except (OSError, RuntimeError, MemoryError, UnpicklingError):
         raise
     except Exception as error:  # whatever a pickle that no program writes leads to
@@ -83,7 +87,7 @@ def unreadable(path: Path) -> str | None:
     reason = damage(path)
     if reason is None:
         try:
-            read(path, mmap=True)
+            read(path)
         except Exception as error:  # whatever torch makes of a flipped bit
             if not holds_objects(path):
                 reason = str(error).partition("\n")[0]

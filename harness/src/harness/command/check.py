@@ -14,7 +14,6 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from harness import allowed
-from harness.checkpoints.lookup import verified
 from harness.command import config_files
 from harness.command.compose import OF_THE_RUN, Command, key_of, unused
 from harness.command.explain import NO_PACKAGE, explained, nearest
@@ -50,8 +49,6 @@ def check(command: Command) -> None:
     if command.task == "train":
         _check_training(command)
         _check_objective(command, files)
-    else:
-        verified(Path(cfg.checkpoint))
     _check_gpus(cfg)
     _check_devices(cfg)
 

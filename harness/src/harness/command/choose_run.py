@@ -39,6 +39,8 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
         UserError: if the run to go on with is alive, or the command asks for another result.
     """
     cfg, parent = command.cfg, parent_of(command)
+    if command.task != "train":
+        lookup.verified(Path(cfg.checkpoint))
     is_auto = cfg.get("resume") == "auto" and not command.sweep_dir
     # Of two commands that start at once the second finds the run of the first.
     with run_folder.choosing(parent) if is_auto else nullcontext():

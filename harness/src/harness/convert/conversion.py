@@ -67,13 +67,22 @@ class Weights(Selection):
         Raises:
             CheckpointError: the file is damaged.
         """
-        tensors = {name: self.tensors[name] for name in names}
-        self.check_size({*tensors.values()})
-        values: dict[Tensor, torch.Tensor] = {}
-        for name, tensor in tensors.items():
-            if tensor not in values:
-                values[tensor] = _read_one(tensor, name)
-        return {name: values[tensor] for name, tensor in tensors.items()}
+        names = [*names]
+        name_of = {self.tensors[name]: name for name in names}
+        values = dict(zip(name_of, self.each(name_of.values()), strict=True))
+        return {name: values[self.tensors[name]] for name in names}
+
+    def each(self, names: Iterable[str]) -> Iterator["torch.Tensor"]:
+        """Read some of them one after another, once the checksums of all were found to hold.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        names = [*names]
+        self.check_size({self.tensors[name] for name in names})
+        for name in names:
+            check(self.tensors[name].record, name)
+        yield from (_read_one(self.tensors[name]) for name in names)
 
     def check_size(self, tensors: Iterable[Tensor]) -> None:
         """Refuse to make more of a file than its size explains, as of expanded views."""
@@ -83,10 +92,9 @@ class Weights(Selection):
             raise CheckpointError(f"its size does not explain {cost / 1e9:,.1f} GB of weights")
 
 
-def _read_one(tensor: Tensor, name: str) -> "torch.Tensor":
+def _read_one(tensor: Tensor) -> "torch.Tensor":
     import torch
 
-    check(tensor.record, name)
     dtype, content = getattr(torch, tensor.dtype), bytearray()
     for chunk in stream(tensor):
         content += chunk

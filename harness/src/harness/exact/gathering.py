@@ -54,7 +54,6 @@ class Gathering:
         self.trainer, self.module = trainer, module
         self.places: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
         self.lengths: list[dict[Path, int]] = []  # of all lists before each step
-        self.host_group: Any = None  # on the CPU: lists may not fit a GPU
         self.batch_idx: int | None = None  # of the running training batch; else None
         self.has_global = False  # this rank already has the data of all ranks
         self.is_alone = False  # other ranks have no batch in this turn
@@ -107,11 +106,10 @@ class Gathering:
         If there are any, ``self.all_gather`` returns its input in the epoch-end hook, and other
         collectives are refused there.
         """
-        self.host_group = self.host_group or dist.new_group(backend="gloo")
         lists = dict(lists_of(self.module))
         pickled = {path: self._pickled(path, values) for path, values in lists.items()}
         pickled = {path: parts for path, parts in pickled.items() if parts != b""}
-        by_rank = gather(self.trainer, pickled, self.host_group)
+        by_rank = gather(self.trainer, pickled)
         # Leave out lists that the user clears within the evaluation, or that cannot be pickled.
         paths = [
             path

@@ -57,12 +57,12 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
         with opened(path, key=init.key, prefix=init.prefix, ema=init.ema) as weights:
             match = matched(weights.tensors, own, init)
             check(match, init)
-            values = weights.read(match.taken.values())
+            values = weights.each(match.taken.values())
+            with torch.no_grad():
+                for name, value in zip(match.taken, values, strict=True):
+                    own[name].copy_(value)
     except CheckpointError as error:
         raise UserError(f"init.path={with_settings(str(error))}") from error
-    with torch.no_grad():
-        for name, stored in match.taken.items():
-            own[name].copy_(values[stored])
     return report(match, weights)
 
 

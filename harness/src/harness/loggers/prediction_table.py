@@ -96,7 +96,7 @@ class PredictionTable(BasePredictionWriter):
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the rows and write the files, which appear only when they are complete."""
-        parts = gather(trainer, (self.rows, self.batches, self.reason))
+        parts = gather(trainer, (self.rows, self.batches, self.reason), to_first=True)
         if not trainer.is_global_zero:
             return
         rows = [row for part in parts for row in part[0]]

@@ -6,6 +6,7 @@ same step in each. Next: ``checkpoints.safe_point``, which saves and leaves.
 
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 import torch
@@ -14,6 +15,9 @@ import torch.distributed as dist
 # Votes are about half a second apart, because each takes up to a millisecond; and never more than
 # 10 steps, because the next ones may take much longer than those that were measured.
 SECONDS_BETWEEN, MOST_STEPS_BETWEEN = 0.5, 10
+
+
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of each group of all processes
 
 
 class Agreement:
@@ -61,10 +65,27 @@ class Agreement:
         return result
 
 
-def gather(trainer: pl.Trainer, value: Any, group: Any = None) -> list[Any]:
-    """Return what each process of the run, or of a group, has, by rank; all of them call it."""
+def host_group() -> Any:
+    """Return the group of all processes that sends through the hosts: of gloo."""
+    world = dist.group.WORLD
+    if world not in _host_groups:
+        is_on_host = dist.get_backend() == "gloo"
+        _host_groups[world] = None if is_on_host else dist.new_group(backend="gloo")
+    return _host_groups[world]
+
+
+def gather(trainer: pl.Trainer, value: Any, group: Any = None, to_first: bool = False) -> list[Any]:
+    """Return what each process of the run, or of a group, has, by rank; all of them call it.
+
+    It is sent from host to host, and needs no memory on a device. With `to_first` the other
+    processes have no use for it, and get an empty list.
+    """
     if trainer.world_size == 1:
         return [value]
+    group = group or host_group()
     everyone = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, value, group)
-    return everyone
+    if not to_first:
+        dist.all_gather_object(everyone, value, group)
+        return everyone
+    dist.gather_object(value, everyone if trainer.is_global_zero else None, 0, group)
+    return everyone if trainer.is_global_zero else []

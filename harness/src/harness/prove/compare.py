@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.checkpoints import lookup
+from harness.checkpoints.reading import read_weights
 from harness.errors import UserError
 from harness.exact.seeded_steps import DROPOUTS
 from harness.loggers import metrics_table
@@ -75,7 +76,7 @@ class Record:
 
     def __init__(self, run_dir: Path) -> None:
         last = lookup.by_step(run_dir / "checkpoints")[-1]
-        self.weights: dict[str, Tensor] = torch.load(last, "cpu", weights_only=True)["state_dict"]
+        self.weights = read_weights(last)
         self.warnings = [x.strip() for x in WARNING.findall((run_dir / "run.log").read_text())]
         rows: dict[str, list[list[float]]] = {}
         for row in metrics_table.read(run_dir / "metrics.csv")[1]:

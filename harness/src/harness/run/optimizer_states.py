@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from harness.errors import UserError
 from harness.names import shown
@@ -23,8 +25,18 @@ class OptimizerStates(pl.Callback):
         checkpoint["optimized"] = description(trainer)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep what is compared when the whole checkpoint is loaded."""
+        """Keep what is compared when the whole checkpoint is loaded.
+
+        What optimizers keep as it is, on the CPU all and on a GPU their counts of steps, becomes a
+        copy: a file of which a part is in use would need its room on the disk until the run ends.
+        """
         self.saved = checkpoint["optimized"]
+        is_on_cpu = trainer.strategy.root_device.type == "cpu"
+        checkpoint["optimizer_states"] = apply_to_collection(
+            checkpoint["optimizer_states"],
+            Tensor,
+            lambda tensor: tensor.clone() if is_on_cpu or not tensor.ndim else tensor,
+        )
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Refuse states of other optimizers, parameters or schedules, with a UserError."""
