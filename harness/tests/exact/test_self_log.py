@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from harness.errors import UserError
 from harness.exact import gathering, self_log
 from harness.exact.evaluation import ExactEvaluation
+from harness.run.attachments import Attachments
 from harness.run.train import close_process_group
 from tests.strategy_runs import in_processes
 from tests.workers.trainer import small_trainer
@@ -157,6 +158,9 @@ def test_a_value_of_the_first_process_alone_is_told() -> None:
 
 def test_a_copy_of_the_module_has_the_log_of_lightning() -> None:
     module = Module()
-    ExactEvaluation().setup(pl.Trainer(accelerator="cpu", logger=False), module, "fit")
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, callbacks=[Attachments(), ExactEvaluation()]
+    )
+    Attachments().setup(trainer, module, "fit")
     for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert made.log.args[0] is made

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.exact.global_batches import GlobalBatches
+from harness.run.attachments import Attachments
 
 UPSTREAM_WARNINGS = [
     pytest.mark.filterwarnings(f"ignore:{message}")
@@ -66,7 +67,7 @@ def trainer(strategy: Any, callbacks: Any = (), **kwargs: Any) -> pl.Trainer:
     quiet = ("progress_bar", "model_summary", "checkpointing")
     kwargs = {"accelerator": "cpu", "devices": 2, "max_steps": 2, "logger": False} | kwargs
     kwargs |= {f"enable_{what}": False for what in quiet}
-    callbacks = [GlobalBatches(seed=0), *callbacks]
+    callbacks = [Attachments(), GlobalBatches(seed=0), *callbacks]
     return pl.Trainer(
         strategy=strategy, callbacks=callbacks, use_distributed_sampler=False, **kwargs
     )

@@ -8,6 +8,7 @@ from torch import nn
 
 from harness.errors import UserError
 from harness.exact.evaluation import ExactEvaluation
+from harness.run.attachments import Attachments
 from harness.strategies.fsdp import FSDPStrategy
 from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
 from tests.strategy_runs import NO_FSDP
@@ -45,7 +46,7 @@ class Norms(Module):
 
 
 def test_a_split_value_is_logged_whole() -> None:
-    fitted = trainer(FSDPStrategy(), [ExactEvaluation()], devices=1)
+    fitted = trainer(FSDPStrategy(), [Attachments(), ExactEvaluation()], devices=1)
     fitted.fit(Norms(), Batches(24))
     assert type(fitted.callback_metrics["norm"]) is torch.Tensor
     assert fitted.callback_metrics["norm"] > 0

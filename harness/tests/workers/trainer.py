@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 from harness.exact.evaluation import ExactEvaluation
 from harness.exact.global_batches import GlobalBatches
 from harness.exact.seeded_steps import SeededSteps
+from harness.run.attachments import Attachments
 
 
 def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
@@ -18,6 +19,12 @@ def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) ->
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[GlobalBatches(seed=0), SeededSteps(seed=0), ExactEvaluation(), *callbacks],
+        callbacks=[
+            Attachments(),
+            GlobalBatches(seed=0),
+            SeededSteps(seed=0),
+            ExactEvaluation(),
+            *callbacks,
+        ],
         **{"accelerator": "cpu", "strategy": "ddp" if devices > 1 else "auto"} | settings,
     )

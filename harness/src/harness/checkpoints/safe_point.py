@@ -9,7 +9,6 @@ import logging
 import math
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,9 +26,8 @@ from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
 from harness.processes.agreement import Agreement, gather
 from harness.processes.leaving import Signals
-from harness.processes.stopping import Stopping, is_time_over
+from harness.processes.stopping import is_time_over
 from harness.upstream import callbacks_of, resume
-from harness.upstream.precision import double_before_loading
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +66,8 @@ class SafePoint(pl.Callback):
         self.logs, self.signals, self.attributes = Logs(folder.parent), Signals(), Attributes()
         self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
         self.agreement: Any = None  # an Agreement, while a run trains
-        self.stopping: Any = None  # a Stopping, from the first step on
+        self.stopping: Any = None  # a Stopping, from ``on_train_start`` on
+        self.norms_at_end: Any = None  # of the weights, before hooks at the end
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.are_weights_new = False  # hooks at the end of training have set them
@@ -77,10 +76,9 @@ class SafePoint(pl.Callback):
         self.validates_long = 1  # whether one process or more found that it takes long
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take over the signals; Lightning's handlers would wait for other processes inside."""
-        self.signals.install(trainer)
+        """Handle the signals, and get ready to write checkpoints."""
+        self.signals.install()
         if stage == "fit":
-            double_before_loading(trainer, pl_module)
             self.agreement = Agreement(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
@@ -120,10 +118,9 @@ class SafePoint(pl.Callback):
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Arrange for the place in the epoch to be restored after all hooks at the start."""
+        """Cut the logs where the checkpoint was written, and begin to count time."""
         self.signals.wait_for_step = self.has_begun = True
         self._cut_logs(trainer)
-        resume.after_hooks(trainer, "on_train_start", partial(self._begin_epochs, trainer))
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
@@ -141,7 +138,7 @@ class SafePoint(pl.Callback):
             lookup.set_aside_newer(path)
             log.info("Going on from %s.", path)
 
-    def _begin_epochs(self, trainer: pl.Trainer) -> None:
+    def begin_epochs(self, trainer: pl.Trainer) -> None:
         """Restore the checkpoint's state after all hooks at the start, before a batch is read."""
         self.attributes.look_after_hooks(trainer)
         if self.loaded:
@@ -153,7 +150,7 @@ class SafePoint(pl.Callback):
             elif counts := self.loaded.get("each_rank_at_end"):
                 logged.restore_of_this_rank(trainer, counts)
             self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
-        self.stopping = Stopping(trainer, self.agreement.group)
+        self.stopping.combine(trainer)  # a hook at the start may have set trainer.should_stop
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -201,17 +198,15 @@ class SafePoint(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end, with the weights that hooks set there: a longer run goes on from here."""
-        self.stopping.remove(trainer)
-        if not changes_weights_at_end(trainer):
-            self._end(trainer)
-            return
-        before = norms(pl_module)
-
-        def end() -> None:
-            self.are_weights_new = norms(pl_module) != before
+        self.norms_at_end = norms(pl_module) if changes_weights_at_end(trainer) else None
+        if self.norms_at_end is None:
             self._end(trainer)
 
-        resume.after_hooks(trainer, "on_train_end", end)
+    def end_late(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end after all hooks, where one of them may have set other weights."""
+        if self.norms_at_end is not None:
+            self.are_weights_new = norms(pl_module) != self.norms_at_end
+            self._end(trainer)
 
     def _end(self, trainer: pl.Trainer) -> None:
         self._save(trainer, is_end=True)

@@ -26,10 +26,8 @@ from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.exact.gathering import Gathering
 from harness.exact.global_batches import Shares, check_same_batches, shares_of
-from harness.exact.self_log import SelfLog
 from harness.processes.agreement import gather
 from harness.strategies.sync_batch_norm import SyncBatchNorm
-from harness.upstream.final_values import before_reading, read_as_before
 from harness.upstream.logged_values import (
     LoggedValue,
     Pair,
@@ -46,33 +44,10 @@ class ExactEvaluation(pl.Callback):
     """Log and evaluate on several ranks the values that a single process would get."""
 
     def __init__(self) -> None:
-        self.self_log: Any = None  # a SelfLog, after ``setup``
+        self.self_log: Any = None  # a SelfLog, from ``attachments`` in each stage
         self.gathering: Gathering | None = None  # None with one rank
         self.counts_before_padding: list[tuple[Metric, dict[str, Any]]] = []
         self.warned: set[str] = set()
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Replace ``log`` of the module and of callbacks, and the strategy's ``all_gather``."""
-        self.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
-        lend_log(trainer, pl_module)
-        before_reading(
-            trainer, batch=self._end_batch, loader=self._end_loader, hooks=self._end_epoch
-        )
-        if trainer.world_size > 1:
-            self.gathering = Gathering(trainer, pl_module)
-
-    def teardown(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
-    ) -> None:
-        """Restore the methods of the module, the callbacks, the strategy and Lightning."""
-        vars(pl_module).pop("log", None)
-        lend_log(trainer, pl_module)
-        read_as_before(trainer)
-        if self.gathering is not None:
-            self.gathering.remove()
-            self.gathering = None
-
-    on_exception = teardown
 
     def on_train_batch_start(
         self,
@@ -108,7 +83,8 @@ class ExactEvaluation(pl.Callback):
         for batches in loop.epoch_batch_indices:
             batches[-1:] = [batch[:] for batch in batches[-1:]]
 
-    def _end_batch(self, trainer: pl.Trainer) -> None:
+    def end_batch(self, trainer: pl.Trainer) -> None:
+        """Settle a batch: undo what padding counted, and combine what is read."""
         for metric, counts in self.counts_before_padding:
             restore_metric(metric, counts, trainer.strategy.root_device)
         self.counts_before_padding, SyncBatchNorm.is_padding = [], False
@@ -116,7 +92,8 @@ class ExactEvaluation(pl.Callback):
         if self.gathering is not None:
             self.gathering.end_batch()
 
-    def _end_loader(self, trainer: pl.Trainer) -> None:
+    def end_loader(self, trainer: pl.Trainer) -> None:
+        """Combine the values of a loader or of an epoch's steps."""
         self.self_log.combine()
         if trainer.world_size > 1:
             align(trainer, metrics_of(trainer.lightning_module))
@@ -130,7 +107,8 @@ class ExactEvaluation(pl.Callback):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def _end_epoch(self, trainer: pl.Trainer) -> None:
+    def end_epoch(self, trainer: pl.Trainer) -> None:
+        """Combine what hooks at the end of an epoch have logged."""
         for logged, by_rank in self.self_log.of_all_processes():
             self._settle(trainer, logged, by_rank)
         if self.gathering is not None:
@@ -175,12 +153,6 @@ class ExactEvaluation(pl.Callback):
                 "%s. The log has rank 0's value.\nLog it in the step. %s", problem, rank_zero
             )
         self.warned.add(name)
-
-
-def lend_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Set ``log`` of each callback to the module's, as Lightning has done before."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
-        callback.log = pl_module.log
 
 
 def evaluated(trainer: pl.Trainer) -> Any:

@@ -8,7 +8,6 @@ A loader that a user's hook requests stays as it is. Next: ``data/`` splits the 
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -25,7 +24,6 @@ from harness.errors import UserError
 from harness.exact import mean_over as means
 from harness.processes.agreement import gather
 from harness.strategies.sync_batch_norm import sees_shares_alone
-from harness.upstream.hooks import on_request
 from harness.upstream.resume import position_in
 
 log = logging.getLogger(__name__)
@@ -53,10 +51,6 @@ class GlobalBatches(pl.Callback):
         self.batches_per_step = 1
         self.has_trained = self.has_warned = False
         self.means: Any = None  # a Means, while a run trains
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Wrap the loaders that the Trainer requests from the data module or the module."""
-        on_request(trainer, partial(self.make_loaders, trainer))
 
     def make_loaders(
         self, trainer: pl.Trainer, source: Any, method: str, request: Callable[[], Any]

@@ -48,11 +48,11 @@ class ParityChecks(pl.Callback):
         self.has_changed = False
         self.seconds, self.num_looks = 0.0, 0  # what checks have taken, and how many there were
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check in the strategy's hook: it is called after all hooks of callbacks and module."""
+    def begin(self, trainer: pl.Trainer) -> bool:
+        """Prepare the checks of a training, and return whether it needs any."""
         num_parts = trainer.world_size * trainer.num_devices * int(trainer.accumulate_grad_batches)
         if not self.is_on or num_parts == 1:
-            return
+            return False
         from harness.exact.collectives import Ranks
         from harness.exact.parity_check import ParityCheck
 
@@ -60,19 +60,17 @@ class ParityChecks(pl.Callback):
         self.started = time.monotonic()
         planned = int(min(trainer.estimated_stepping_batches, 2**62))
         self.every = max(1, planned // 8)  # for what begins late, within a long epoch
-        strategy: Any = trainer.strategy
-        original = strategy.on_train_batch_start
+        return True
 
-        def on_train_batch_start(batch: Any, batch_idx: int) -> None:
-            original(batch, batch_idx)
-            if self.check is not None and batch_idx % int(trainer.accumulate_grad_batches) == 0:
-                self._before_step(trainer, pl_module, batch_idx)
+    def before_batch(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Check before a step if it is due, after all hooks of callbacks and module."""
+        if self.check is not None and batch_idx % int(trainer.accumulate_grad_batches) == 0:
+            self._before_step(trainer, module, batch_idx)
 
-        strategy.on_train_batch_start = on_train_batch_start
-
-    def on_train_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Give the strategy its own method back."""
-        vars(trainer.strategy).pop("on_train_batch_start", None)
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Check no more."""
         self.check = None
 
     on_exception = on_train_end

@@ -36,16 +36,7 @@ class SeededSteps(pl.Callback):
         self.seed = seed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed ranks apart after all hooks of a batch; spare hooks that no user has."""
-        strategy, rank = trainer.strategy, trainer.global_rank
-        original = strategy.on_train_batch_start
-        if rank > 0:
-
-            def on_train_batch_start(batch: Any, batch_idx: int) -> None:
-                original(batch, batch_idx)
-                self._seed(pl_module, trainer.current_epoch, batch_idx, rank)
-
-            vars(strategy)["on_train_batch_start"] = on_train_batch_start
+        """Skip this callback's hooks where no user draws."""
         users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
         for hook in ("on_before_optimizer_step", "on_train_batch_end"):
             is_used = is_overridden(hook, pl_module) or any(
@@ -54,11 +45,11 @@ class SeededSteps(pl.Callback):
             if not is_used:
                 vars(self)[hook] = None  # Lightning skips what cannot be called
 
-    def on_train_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Give the strategy its own method back."""
-        vars(trainer.strategy).pop("on_train_batch_start", None)
-
-    on_exception = on_train_end
+    def seed_rank(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Seed a non-zero rank differently from the others, after all hooks of a batch."""
+        self._seed(module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Seed what hooks draw, alike on every rank."""

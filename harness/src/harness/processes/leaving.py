@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from harness.processes.launcher import is_further_rank, launcher, number
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,8 @@ class Signals:
         self.before: dict[int, Any] = {}
         self.pid = os.getpid()
 
-    def install(self, trainer: "pl.Trainer") -> None:
-        """Handle the signals in this process, and keep Lightning from it."""
-        from harness.upstream.processes import keep_lightning_from_signals  # imports torch
-
-        keep_lightning_from_signals(trainer)
+    def install(self) -> None:
+        """Handle the signals in this process."""
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()

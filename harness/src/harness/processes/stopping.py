@@ -11,7 +11,6 @@ import pytorch_lightning as pl
 
 from harness.processes.agreement import gather
 from harness.upstream import callbacks_of
-from harness.upstream.final_values import before_reading
 
 
 class Stopping:
@@ -22,29 +21,14 @@ class Stopping:
     validation or of an epoch, as ``EarlyStopping`` does, counts there, because ranks meet anyway.
 
     Args:
-        trainer: of the run, when its hooks at the start have been called.
         group: of the ranks, for what they gather.
     """
 
-    def __init__(self, trainer: pl.Trainer, group: Any) -> None:
+    def __init__(self, group: Any) -> None:
         self.group = group
         self.is_wanted = False  # by this rank
         self.is_voted = False  # by a rank, and all ranks know
         self.is_agreed = False  # all ranks stop at the end of this step
-        self.combine(trainer)
-        before_reading(trainer, batch=self.hold, epoch=self.end_epoch)
-        strategy: Any = trainer.strategy  # whose hook is called behind all others
-        original = strategy.on_validation_end
-
-        def on_validation_end() -> None:
-            original()
-            self.combine(trainer)
-
-        strategy.on_validation_end = on_validation_end
-
-    def remove(self, trainer: pl.Trainer) -> None:
-        """Give the strategy its own method back."""
-        vars(trainer.strategy).pop("on_validation_end", None)
 
     def hold(self, trainer: pl.Trainer) -> None:
         """Let no rank stop at the end of a batch unless all ranks have agreed, and the step ends.

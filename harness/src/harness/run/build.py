@@ -8,42 +8,25 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.strategies import DDPStrategy
+from omegaconf import DictConfig
 
 from harness import record
 from harness.allowed import instantiate, packages_named
-from harness.checkpoints.safe_point import SafePoint
-from harness.checkpoints.writing import DurableCheckpointIO
 from harness.data import facts
 from harness.errors import UserError
-from harness.exact.evaluation import ExactEvaluation
-from harness.exact.global_batches import GlobalBatches
-from harness.exact.parity_callback import ParityChecks
-from harness.exact.seeded_steps import SeededSteps
 from harness.files import write_yaml
 from harness.init.settings import settings
 from harness.knobs import trackers
-from harness.knobs.speed import SWITCHES, Speed
 from harness.loggers.tensorboard import guarded
-from harness.processes.launcher import environments, global_rank
-from harness.processes.ranks import take_over_launcher
+from harness.processes.launcher import global_rank
 from harness.run import log_file, summary
-from harness.run.optimizer_states import OptimizerStates
+from harness.run.attachments import attach, trainer_callbacks, trainer_plugins
 from harness.run.targets import check_kinds, check_targets
-from harness.strategies import ddp
-from harness.upstream import precision, versions
-from harness.upstream.hooks import around_hooks
-from harness.upstream.one_rank import HOOKS, seen_as_one_rank
-from harness.upstream.step_overhead import spare_empty_calls
-from harness.watch.learning import Learning
-from harness.watch.objective import Objective
+from harness.upstream import versions
 
 log = logging.getLogger(__name__)
 SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
@@ -72,20 +55,15 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
         check_kinds(model, data, callbacks, loggers)
         trainer = instantiate(
             cfg.trainer,
-            **plugins(cfg),
-            callbacks=[*harness_callbacks(cfg, freezing), *callbacks],
+            **trainer_plugins(cfg),
+            callbacks=[*trainer_callbacks(cfg, freezing), *callbacks],
             logger=loggers,
             default_root_dir=cfg.run_dir,
             enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
             _convert_="all",
         )
     versions.check(trainer)
-    if type(trainer.strategy) is DDPStrategy:
-        trainer.strategy.__class__ = ddp.DDPStrategy
-    take_over_launcher()
-    spare_empty_calls(trainer)
-    around_hooks(trainer, [one for one in (model, data) if one], HOOKS, seen_as_one_rank)
-    precision.clip_without_scaler(trainer)
+    attach(trainer, model, data)
     return trainer, model, data
 
 
@@ -183,40 +161,3 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
 def is_of_harness(callback: pl.Callback) -> bool:
     """Return whether the harness has defined the class of a callback."""
     return type(callback).__module__.partition(".")[0] == "harness"
-
-
-def plugins(cfg: DictConfig) -> dict[str, Any]:
-    """Return the Trainer's arguments for checkpoint files, ranks and synchronised BatchNorm."""
-    # Only a training trusts its checkpoints, whatever the config of a run that is evaluated says.
-    is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
-    plugins: list[Any] = [DurableCheckpointIO(is_trusted), *environments()]
-    on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
-    if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
-        from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
-
-        return {"plugins": [*plugins, SyncBatchNormAnywhere()], "sync_batchnorm": False}
-    return {"plugins": plugins}
-
-
-def harness_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
-    """Return the callbacks of every run; a training has more, unless it is a dry run.
-
-    ``GlobalBatches`` comes first, because ``SafePoint.on_load_checkpoint`` makes the loaders. What
-    may refuse a checkpoint comes before ``SafePoint``, which cuts the logs.
-    """
-    is_training = "resume" in cfg
-    is_kept = is_training and not cfg.trainer.fast_dev_run
-    own: list[pl.Callback] = [GlobalBatches(cfg.seed)]
-    if is_training:
-        own.append(pl.callbacks.LambdaCallback(on_train_start=summary.show_batch))
-    if is_kept:
-        note = partial(record.note_training, Path(cfg.run_dir))
-        own += [OptimizerStates(), pl.callbacks.LambdaCallback(on_train_start=note)]
-    own += [Speed(*map(cfg.get, SWITCHES)), *freezing]
-    if is_kept:
-        given = cfg.checkpoint or {}
-        settings = {key: given[key] for key in SAFE_POINT if key in given}
-        saves = cfg.checkpoint is not None
-        own.append(SafePoint(Path(cfg.run_dir, "checkpoints"), **settings, saves=saves))
-    own += [SeededSteps(cfg.seed), ExactEvaluation(), ParityChecks(cfg.get("parity_check", True))]
-    return [*own, Learning(), Objective()] if is_training else own

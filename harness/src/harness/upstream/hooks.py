@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 
 Make = Callable[[], Any]
+LAST = WeakKeyDictionary[Any, set[str]]()  # hooks of a strategy that ``run_last`` has replaced
 
 
 def around_hooks(
@@ -41,6 +43,29 @@ def around_hooks(
             yield
 
     profiler.profile = lambda name: both(name) if name in named else profile(name)
+
+
+def run_last(trainer: pl.Trainer, hook: str, function: Callable[..., None]) -> None:
+    """Call a function after all callbacks, the module and the strategy have had a hook.
+
+    The function gets the arguments of the strategy's hook, which Lightning calls last. Several
+    functions are called in the order in which they were given.
+    """
+    strategy: Any = trainer.strategy
+    earlier = getattr(strategy, hook)
+
+    def both(*args: Any) -> None:
+        earlier(*args)
+        function(*args)
+
+    vars(strategy)[hook] = both
+    LAST.setdefault(strategy, set()).add(hook)
+
+
+def restore_hooks(trainer: pl.Trainer) -> None:
+    """Give the strategy its own hooks back."""
+    for hook in LAST.pop(trainer.strategy, ()):
+        vars(trainer.strategy).pop(hook, None)
 
 
 def on_request(trainer: pl.Trainer, make: Callable[[Any, str, Make], Any]) -> None:

@@ -24,6 +24,8 @@ from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from harness.upstream.hooks import run_last
+
 
 def double_before_loading(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Make a module double before its weights are loaded; call it in ``setup``."""
@@ -57,24 +59,16 @@ class Averaging(WeightAveraging):
         pl_module.to(trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._swap_back_after_validation(trainer, pl_module)
+            run_last(trainer, "on_validation_end", partial(self._swap_back, trainer, pl_module))
         if self._average_model is not None:
             self._average_model.update_parameters = partial(  # type: ignore[method-assign]
                 self.update, self._average_model
             )
 
-    def _swap_back_after_validation(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Let the strategy do it, whose hook comes after those of all callbacks and the module."""
-        strategy: Any = trainer.strategy
-        original = strategy.on_validation_end
-
-        def on_validation_end() -> None:
-            original()
-            if self.is_swapped:
-                WeightAveraging.on_validation_epoch_end(self, trainer, module)
-            self.is_swapped = False
-
-        strategy.on_validation_end = on_validation_end
+    def _swap_back(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self.is_swapped:
+            WeightAveraging.on_validation_epoch_end(self, trainer, module)
+        self.is_swapped = False
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the average."""

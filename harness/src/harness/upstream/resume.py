@@ -7,7 +7,6 @@ and not begun. In: the checkpoint and the Trainer that loads it (``checkpoints.s
 
 import logging
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -101,22 +100,6 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
         return batch_idx + batches >= num_batches
     first = trainer.fit_loop.total_batch_idx if every_epochs is None else batch_idx
     return any((first + i) % every == 0 for i in range(1, batches + 1))
-
-
-def after_hooks(trainer: pl.Trainer, hook: str, function: Callable[[], None]) -> None:
-    """Call a function once, when callbacks, module and strategy have had this hook.
-
-    After ``on_train_start`` no epoch has begun, and no batch is read.
-    """
-    strategy: Any = trainer.strategy
-    original = getattr(strategy, hook)
-
-    def last() -> None:
-        setattr(strategy, hook, original)
-        original()
-        function()
-
-    setattr(strategy, hook, last)
 
 
 def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
