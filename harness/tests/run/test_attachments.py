@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 
 from harness.exact.parity_callback import ParityChecks
 from tests.modules.classifiers import Classifier
 from tests.modules.data import Data
 from tests.workers.trainer import small_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
 
 
 class Attached(pl.Callback):
