@@ -129,7 +129,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     with (run_dir / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
             found |= {f"step {row['step']}: {k}": float(v) for k, v in row.items() if v}
-    of_steps = re.compile(r": (train/(?!.*_epoch$)|throughput/|epoch$|step$)")
+    of_steps = re.compile(r": (train/(?!.*_epoch$)|gpu/|epoch$|step$)")
     return {name: value for name, value in found.items() if not of_steps.search(name)}
 
 

@@ -77,7 +77,7 @@ def _answer(options: argparse.Namespace) -> bool:
         rows, said = table.best(runs, options.by, options.reverse)
         print("" if options.json else f"{said}\n", end="")
     else:
-        facts = reading.FACTS if options.json else ("reason",)
+        facts = reading.FACTS if options.json else table.SHOWN
         frame = runs.frame.sort("started")
         rows = table.overview(runs._replace(frame=frame), facts).to_dicts()
     print(json_text(rows)) if options.json else table.show(rows)

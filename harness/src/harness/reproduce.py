@@ -24,6 +24,8 @@ from harness.processes import parent
 from harness.record import git
 from harness.runs import reading
 
+TIMES = re.compile(": (throughput|gpu)/")  # values that no two runs have in common
+
 
 def reproduce(run: Path, output: Path | None) -> bool:
     """Train a run again in a new folder, and print whether it has come to the same, by bit."""
@@ -112,7 +114,7 @@ def reached(folder: Path) -> dict[str, Any]:
     values: dict[str, Any]  # of numbers the text, in which a NaN equals a NaN
     values = {f"metrics.csv: {column.name}": repr([*column]) for column in table}
     values |= {f"results.json: {name}": repr(value) for name, value in results.items()}
-    values = {name: v for name, v in values.items() if ": throughput/" not in name}  # times
+    values = {name: v for name, v in values.items() if not TIMES.search(name)}
     for path in (folder / "checkpoints").glob("[bl]*st.ckpt"):  # best and last
         for name, value in read_weights(verified(path)).items():
             parts: list[Any] = [repr(value)]

@@ -4,17 +4,20 @@ import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from harness.checkpoints.reading import read
 from harness.errors import UserError
 from harness.knobs.speed import Speed, networks
+from harness.run import summary
 from tests.conftest import slow, train_command
 from tests.faults.fork_server import command
 from tests.faults.resume_sweep import COMMON
@@ -49,6 +52,33 @@ def test_tf32_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.backends.cudnn.allow_tf32 is tf32
     prepared(Module())
     assert said == ["high", "highest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_shown"),
+    {
+        "nothing": True,
+        "precision": False,
+        "tf32": False,
+        "capability": False,
+        "matmul": False,
+        "device": False,
+    }.items(),
+)
+def test_the_start_says_what_tf32_would_give_where_nobody_has_decided(
+    change: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cpu" if change == "device" else "cuda")
+    capability = (7, 5) if change == "capability" else (8, 0)
+    matmul = "high" if change == "matmul" else "highest"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=device),
+        precision="bf16-mixed" if change == "precision" else "32-true",
+    )
+    cfg = OmegaConf.create({"tf32": False if change == "tf32" else None})
+    assert summary.tf32_hint(cfg, trainer).startswith("; tf32=true multiplies") is is_shown
 
 
 def test_networks_are_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ class FakeGpu:
     is_split: bool = False
     lost: bool = False
     memory_unknown: bool = False
+    busy: int = 0  # percent
 
 
 @dataclass
@@ -66,6 +67,15 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, index):
         return f"GPU-{index}{index}ab-cdef"
 
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert self.num_open, "the library is not open"
+        uuids = [self.nvmlDeviceGetUUID(index) for index in range(len(self.gpus))]
+        return self.nvmlDeviceGetHandleByIndex(uuids.index(uuid))
+
+    def nvmlDeviceGetUtilizationRates(self, index):
+        self.nvmlDeviceGetHandleByIndex(index)
+        return SimpleNamespace(gpu=self.gpus[index].busy)
+
     def nvmlDeviceGetName(self, index):
         return self.gpus[index].name
 
@@ -73,7 +83,8 @@ class FakeNvml:
         gpu = self.gpus[index]
         if gpu.memory_unknown:
             raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(total=int(gpu.total * GIB), free=int(gpu.free * GIB))
+        total, free = int(gpu.total * GIB), int(gpu.free * GIB)
+        return SimpleNamespace(total=total, free=free, used=total - free)
 
     def nvmlDeviceGetMigMode(self, index):
         if not self.gpus[index].is_split:

@@ -1,6 +1,7 @@
 """``scripts/runs.py``: runs in any state are listed, found and compared."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,6 +50,20 @@ def test_a_finished_run_is_listed_with_what_it_has_reached(finished_run: Path, c
     assert row["best"] == pytest.approx(values.max())
     assert row["samples/s"] > 0
     assert row["seconds"] > 0
+
+
+def test_the_use_of_gpus_is_a_column_where_a_run_has_it(
+    finished_run: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    one, other = (copied(finished_run, tmp_path / name) for name in ("one", "other"))
+    assert "gpu" not in answer(capsys, "ls", one, other).splitlines()[0]
+    record.note(one, gpu_gib=31.25, gpu_busy=0.934)
+    lines = answer(capsys, "ls", one, other).splitlines()
+    assert re.search(r" gpu_gib +gpu_busy", lines[0])
+    assert re.search(r" 31\.25 +0\.934 ", lines[1])
+    found = rows(capsys, "ls", one, other, "--filter", "gpu_busy<1")
+    assert [row["gpu_gib"] for row in found] == [31.25]
 
 
 def test_every_other_state_is_named_with_its_reason(finished_run: Path, tmp_path, capsys) -> None:

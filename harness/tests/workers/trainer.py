@@ -15,7 +15,6 @@ def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) ->
     return pl.Trainer(
         devices=devices,
         use_distributed_sampler=False,
-        logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
@@ -26,5 +25,6 @@ def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) ->
             ExactEvaluation(),
             *callbacks,
         ],
-        **{"accelerator": "cpu", "strategy": "ddp" if devices > 1 else "auto"} | settings,
+        **{"accelerator": "cpu", "strategy": "ddp" if devices > 1 else "auto", "logger": False}
+        | settings,
     )

@@ -39,6 +39,7 @@ ROOMS = "checkpoints|data|exact|prove|strategies|upstream"
 WARNING = re.compile(
     rf"^\d\S+ \S+ WARNING harness\.(?:{ROOMS})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
+ELSEWHERE = re.compile("^epoch$|^step$|^gpu/")  # columns that are no results
 ANOTHER = " does not train alike "  # says the parity check where a loss is no mean
 
 
@@ -80,7 +81,7 @@ class Record:
         self.warnings = [x.strip() for x in WARNING.findall((run_dir / "run.log").read_text())]
         rows: dict[str, list[list[float]]] = {}
         for row in metrics_table.read(run_dir / "metrics.csv")[1]:
-            for name in [name for name in row if row[name] and name not in ("epoch", "step")]:
+            for name in [name for name in row if row[name] and not ELSEWHERE.search(name)]:
                 rows.setdefault(name, []).append([float(row["step"]), float(row[name])])
         self.values = {name: torch.tensor(pairs) for name, pairs in rows.items()}  # (rows, 2)
 

@@ -8,6 +8,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,10 +28,12 @@ from harness.files import best_checkpoint, json_text, write_durably
 from harness.names import shown
 from harness.processes.stopping import is_time_over
 from harness.upstream import callbacks_of
+from harness.watch.gpu_use import TIMES_LARGER, GpuUse
 from harness.watch.throughput import Throughput
 
 log = logging.getLogger(__name__)
 NAME_WIDTH = 16
+HAS_TF32 = 8  # the first compute capability of GPUs with TF32
 COPIED = ("folder", "learning curves", "weights only", "goes on from", "predictions")
 # In results.json if the last weights were tested: there was no best checkpoint, it was lost, or a
 # hook has set other weights in on_train_end.
@@ -51,12 +54,28 @@ def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) 
         "device": f"{device} ({name or f'{torch.get_num_threads()} threads'})"
         + ", no GPU found" * is_surprise,
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
-        "precision": str(trainer.precision),
+        "precision": str(trainer.precision) + tf32_hint(cfg, trainer),
         "parameters": f"{num:,}" + f", of which {num_trained:,} are trained" * (num > num_trained),
     }
     if cfg.resume is not None:
         rows["goes on from"] = shown(Path(cfg.resume).resolve())
     show(rows)
+
+
+def tf32_hint(cfg: DictConfig, trainer: pl.Trainer) -> str:
+    """Say what ``tf32=true`` would give, where a GPU can and nobody has decided."""
+    device = trainer.strategy.root_device
+    if device.type != "cuda" or trainer.precision != "32-true" or cfg.get("tf32") is not None:
+        return ""
+    is_set = True
+    with suppress(RuntimeError):  # set by torch's newer switches, for cuBLAS alone
+        is_set = torch.get_float32_matmul_precision() != "highest"
+    if is_set or torch.cuda.get_device_capability(device)[0] < HAS_TF32:
+        return ""
+    return (
+        "; tf32=true multiplies matrices on tensor cores, up to 8 times as fast, and rounds their "
+        "factors to 10 bits"
+    )
 
 
 @rank_zero_only
@@ -85,9 +104,11 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     run_dir = Path(cfg.run_dir)
     write_durably(run_dir / "results.json", json_text(metrics, indent=2).encode() + b"\n")
     facts: dict[str, Any] = {"stopped_early": early_stop(trainer)}
+    gpu_use: GpuUse | None = None
     for callback in callbacks_of(trainer):
         if isinstance(callback, Throughput):
             facts |= callback.results()
+            gpu_use = callback.gpu_use
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
         facts |= {"best": float(best)} if best.isfinite() else {}
     record.note(run_dir, **facts)
@@ -102,6 +123,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         rows["stopped early"] = reason
     if "verdict" in facts:
         rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
+    if gpu_use:
+        larger = f"; a data.batch_size {TIMES_LARGER} times as large would fit"
+        rows["GPU"] = f"{gpu_use}{larger * gpu_use.has_room()}"
     rows["folder"] = shown(run_dir)
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"tensorboard --logdir {quote(shown(run_dir.parent))}"

@@ -26,7 +26,8 @@ MAX_NAMES = 5_000  # settings, or metrics, of a run
 M = 2**63  # a column's whole numbers have 64 bits
 # Settings that say where a run is, and not what it computes.
 PLACES = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
-FACTS = ("started", "seconds", "samples/s", "commit", "tags", "notes", "mode", "reason")
+GPU = ("gpu_gib", "gpu_busy")  # the most memory taken of a GPU, and the fraction of the time
+FACTS = ("started", "seconds", "samples/s", *GPU, "commit", "tags", "notes", "mode", "reason")
 CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
 
 
@@ -124,6 +125,7 @@ def read(folder: Path) -> dict[str, Any]:
         "started": (noted.get("starts") or [{}])[0].get("time"),
         "seconds": noted.get("seconds"),
         "samples/s": noted.get("samples_per_second"),
+        **{name: noted.get(name) for name in GPU},
         "commit": str(noted.get("commit") or "")[:10] or None,
         **{name: config.get(name) or None for name in ("tags", "notes", "objective", "mode")},
         "best": best,

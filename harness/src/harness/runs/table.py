@@ -16,7 +16,7 @@ import polars as pl
 from harness import record
 from harness.errors import UserError, print_text, printable
 from harness.names import did_you_mean, direction, leaf
-from harness.runs.reading import Runs
+from harness.runs.reading import GPU, Runs
 
 REPEATS = ("seed", "data.seed", "data.fold")  # repetitions of one setting: `best` averages them
 SIGNS: dict[str, Callable[[Any, Any], pl.Expr]] = {
@@ -26,6 +26,7 @@ CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 SCREEN = (120, 24)  # columns and lines where there is no terminal
 FOLDERS = ("run", "best run")
 LAST = (*FOLDERS, "reason")  # which are shown whole, whatever room there is
+SHOWN = (*GPU, "reason")  # facts of a list of runs
 MOST_WHOLE = 3  # columns of a table that is shown whole: name and value, or those of two runs
 
 
@@ -76,7 +77,7 @@ def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
     return runs._replace(frame=frame)
 
 
-def overview(runs: Runs, facts: Sequence[str] = ("reason",)) -> pl.DataFrame:
+def overview(runs: Runs, facts: Sequence[str] = SHOWN) -> pl.DataFrame:
     """Return for each run its state, the best of its objective, tests, settings that differ."""
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
     # What a choice of strategy brings along is the same experiment; `diff` has it.
@@ -128,7 +129,7 @@ def difference(runs: Runs) -> list[dict[str, Any]]:
     """List in which settings, metrics and facts two runs differ."""
     names = runs.frame.columns
     metrics = [n for n in names[names.index("best") + 1 :] if n not in runs.settings]
-    names = ["run", *differing(runs), *metrics, "status", "seconds", "samples/s", "commit"]
+    names = ["run", *differing(runs), *metrics, "status", "seconds", "samples/s", *GPU, "commit"]
     one, two = runs.frame.to_dicts()
     return [{"name": n, "one": one[n], "two": two[n]} for n in names if one[n] != two[n]]
 

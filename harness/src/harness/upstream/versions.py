@@ -57,6 +57,7 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (schedule, "_schedule_phases"),
         (subprocess_script, "_launch_process_observer subprocess"),
         (torch._dynamo.config, "cache_size_limit"),
+        (torch._dynamo.callback, "callback_handler"),
         (trainer, "_logger_connector _signal_connector"),
         (trainer._signal_connector, "register_signal_handlers"),
         (trainer._logger_connector, f"_first_loop_iter should_update_logs {READS}"),

@@ -1,16 +1,14 @@
-"""Measure how fast a run is, and how much of its time it waits for data.
+"""Measure how fast a run is, how much of its time it waits for data, and how it uses its GPUs.
 
-In: the training loader, which reports when a batch is asked for and when it is there. Out: a line
-per epoch in ``run.log``, and at the end the verdict with the setting to change, which
-``run.summary`` writes and shows.
+In: the training loader, which reports when a batch is asked for and when it is there, and samples
+of the GPUs. Out: a line per epoch in ``run.log``, values for the loggers, and at the end the
+verdict with the setting to change, which ``run.summary`` writes and shows.
 """
 
 import logging
-import math
-import os
 import time
 from collections import deque
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,46 +18,43 @@ from harness.data.loaders import SharedLoader
 from harness.data.shared_batches import SharedBatchSampler
 from harness.machine import usable_cores
 from harness.processes.agreement import gather
+from harness.upstream.compilations import on_compilation
+from harness.watch.gpu_use import GpuSampler, GpuUse, gpus_of, of_all
+from harness.watch.verdict import Setup, Spent, verdict
 
 log = logging.getLogger(__name__)
-
-CROWDED = 1.5  # the load of a core above which other programs slow this one down
-RECEIVING_SECONDS = 0.001  # to take a batch from a worker: a faster data set needs none
 STEPS_LATER = 50  # a device is never so far behind
-INPUT_BOUND = 0.1  # the share of the time above which waiting for data is worth mending
-
-
-@dataclass
-class Spent:
-    """Seconds of training steps, and what was done in them."""
-
-    data: float = 0.0  # of these, waiting for the next batch
-    seconds: float = 0.0
-    num_steps: int = 0
-    num_samples: int = 0  # of all processes
-
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Throughput(pl.Callback):
-    """Report samples per second, and whether the run waits for data.
+    """Report samples per second, what limits the run, and how full and busy its GPUs are.
 
     On a GPU the times are events in the device's own queue, read ``STEPS_LATER``, so that no step
-    waits for them. Validation is left out, and so is the first step, which starts the workers.
-    Streams, and several loaders at once, are not measured.
+    waits for them. Validation is left out, and so are the first step, which starts the workers, and
+    steps in which something is compiled. Of streams, and several loaders at once, the GPUs alone
+    are measured. Whether the GPU is slower than Python is asked once in a step: at its end, has the
+    device passed the end of the backward pass? Then it has nothing left to do but the update.
     """
 
     is_measuring = False
     verdict: str | None = None
+    gpus: GpuSampler | None = None
+    gpu_use: GpuUse | None = None  # of all ranks since the start
+    end_watching: Callable[[], None] = staticmethod(lambda: None)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the measurement."""
         self.device = trainer.strategy.root_device
-        self.total, self.verdict = Spent(), None  # without the epoch that is running
-        self.is_first_step = True
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        self.total, self.verdict, self.gpu_use = Spent(), None, None  # without the running epoch
+        self.is_first_step, self.has_compiled, self.num_compiled = True, False, 0
+        self.backward_end: Any = None
+        self.epoch_use = self.use_before = GpuUse()
+        self.end_watching = on_compilation(self._compiles)
+        devices = gpus_of(trainer)
+        self.gpus = GpuSampler(devices) if devices else None
+
+    def _compiles(self) -> None:
+        self.has_compiled, self.num_compiled = True, self.num_compiled + 1
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Observe the epoch's loader; until its first batch is there, the run waits for data."""
@@ -80,6 +75,11 @@ class Throughput(pl.Callback):
     def _there(self) -> None:
         self.there = mark(self.device)
 
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Mark the end of the backward pass."""
+        if self.is_measuring:
+            self.backward_end = mark(self.device)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
     ) -> None:
@@ -87,10 +87,12 @@ class Throughput(pl.Callback):
         if not self.is_measuring:
             return
         end, before = mark(self.device), self.sampler.num_before
-        if not self.is_first_step:
+        if not self.is_first_step and not self.has_compiled:
             num_samples = before(batch_idx + 1) - before(batch_idx)
+            self.spent.num_drained += has_passed(self.backward_end)
             self.pending.append((self.start, self.asked, self.there, end, num_samples))
         self.is_first_step, self.start, self.asked = False, end, None
+        self.has_compiled, self.backward_end = False, None
         self._read(STEPS_LATER)
 
     def _read(self, num_left: int) -> None:
@@ -104,64 +106,85 @@ class Throughput(pl.Callback):
     def on_validation_end(self, *_: Any) -> None:
         """Leave out a validation between two steps."""
         if self.is_measuring:
-            self.start = mark(self.device)
+            self.start, self.has_compiled = mark(self.device), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report the epoch."""
-        if not self.is_measuring:
+        if not (self.is_measuring or self.gpus):
             return
-        self._read(0)
+        spent, use = Spent(), GpuUse()
+        if self.is_measuring:
+            self._read(0)
+            spent = self.spent
+        if self.gpus:
+            use = self.gpus.use()
+        ranks = gather(trainer, (spent, use))
         # The other processes wait in their gradients for the one that waits longest for data.
-        spent: Spent = max(gather(trainer, self.spent), key=lambda one: one.data)
+        spent = max((one for one, _ in ranks), key=lambda one: one.data)
         self.total += spent
-        if trainer.is_global_zero and spent.num_steps:
-            log.info(
-                "Epoch %d: %s samples/s, %.0f%% of the time waiting for data.",
-                *(trainer.current_epoch, f"{spent.num_samples / spent.seconds:,.0f}"),
-                100 * spent.data / spent.seconds,
-            )
+        parts = []
+        if spent.num_steps:
+            parts.append(f"{spent.num_samples / spent.seconds:,.0f} samples/s")
+            parts.append(f"{spent.data / spent.seconds:.0%} of the time waiting for data")
+        if self.gpus:
+            self.gpu_use = of_all([one for _, one in ranks])
+            self.epoch_use, self.use_before = self.gpu_use.since(self.use_before), self.gpu_use
+            parts.append(f"GPU {self.epoch_use}")
+        if parts and trainer.is_global_zero:
+            log.info("Epoch %d: %s.", trainer.current_epoch, ", ".join(parts))
+
+    def on_values(
+        self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
+    ) -> None:
+        """Send the use of the GPUs to the loggers alone: it is no metric that may be monitored."""
+        if stage != "train_epoch" or self.gpu_use is None:
+            return
+        numbers = {"gpu/memory_gib": self.epoch_use.peak_bytes / 2**30}
+        if (busy := self.epoch_use.busy) is not None:
+            numbers["gpu/busy"] = busy
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the verdict."""
+        self._stop()
         if self.total.num_steps:
             max_workers = max(1, usable_cores() * trainer.num_nodes // trainer.world_size)
-            self.verdict = verdict(self.total, self.num_workers, max_workers)
+            precision = None
+            if self.device.type == "cuda" and trainer.precision == "32-true":
+                precision = "bf16-mixed" if torch.cuda.is_bf16_supported(False) else "16-mixed"
+            setup = Setup(
+                self.num_workers,
+                max_workers,
+                faster_precision=precision,
+                is_compiled=self.num_compiled > 0,
+                is_on_gpu=self.device.type == "cuda",
+                gpu_busy=self.gpu_use.busy if self.gpu_use else None,
+            )
+            self.verdict = verdict(self.total, setup)
             if trainer.is_global_zero:
                 log.info("%s", self.verdict)
 
+    def on_exception(self, *_: Any) -> None:
+        """Stop measuring."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.gpus:
+            self.gpus.stop()
+        self.end_watching()
+
     def results(self) -> dict[str, Any]:
-        """Return the speed that results.json keeps; empty where it was not measured."""
-        if self.verdict is None:
-            return {}
-        speed = {"samples_per_second": round(self.total.num_samples / self.total.seconds, 1)}
-        if self.device.type == "cuda":
-            speed["peak_mib"] = round(torch.cuda.max_memory_allocated(self.device) / 2**20)
-        return {**speed, "verdict": self.verdict}
-
-
-def verdict(spent: Spent, num_workers: int, max_workers: int) -> str:
-    """Say what holds a run back, and which setting to change; workers are those of one process."""
-    share = spent.data / spent.seconds
-    bound = "input-bound" if share > INPUT_BOUND else "compute-bound"
-    text = f"{bound}: {share:.0%} of the time waiting for data"
-    load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > CROWDED * num_cores:
-        hint = ", and OMP_NUM_THREADS=1 may be faster" if torch.get_num_threads() > 1 else ""
-        return (
-            f"{text}; other programs slow this one down: {num_cores} cores have a load of "
-            f"{load:.1f}{hint}"
-        )
-    if share <= INPUT_BOUND:
-        return text
-    each = spent.data / spent.num_steps
-    if num_workers == 0 and each < RECEIVING_SECONDS:
-        return f"{text}, {1000 * each:.1f} ms a batch"
-    # A worker that is there is busy all the time.
-    seconds = num_workers * spent.seconds if num_workers else spent.data
-    needed = seconds / max(spent.seconds - spent.data, 1e-6)
-    if (num_wanted := math.ceil(min(needed, max_workers))) > num_workers:
-        return f"{text}; try data.num_workers={num_wanted} (now {num_workers})"
-    return f"{text}; read whole batches (BatchedDataset) or make the transforms cheaper"
+        """Return what record.json keeps; without what was not measured."""
+        found: dict[str, Any] = {}
+        if self.verdict is not None:
+            speed = self.total.num_samples / self.total.seconds
+            found = {"samples_per_second": round(speed, 1), "verdict": self.verdict}
+        if use := self.gpu_use:
+            gibs = {"gpu_gib": use.peak_bytes, "gpu_total_gib": use.total_bytes}
+            found |= {name: round(value / 2**30, 2) for name, value in gibs.items()}
+            found |= {} if use.busy is None else {"gpu_busy": round(use.busy, 3)}
+        return found
 
 
 def mark(device: torch.device) -> Any:
@@ -179,3 +202,8 @@ def seconds_between(start: Any, end: Any) -> float:
         return float(end - start)
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000
+
+
+def has_passed(mark: Any) -> bool:
+    """Return whether a GPU has passed a mark, without waiting; ``False`` where there is no GPU."""
+    return isinstance(mark, torch.cuda.Event) and bool(mark.query())  # type: ignore[no-untyped-call]

@@ -1,0 +1,95 @@
+"""Say what limits a run, and which setting to change.
+
+In: the seconds that ``Throughput`` has measured, and what the run uses. Out: a sentence that begins
+with input-bound, host-bound or device-bound.
+"""
+
+import math
+import os
+from dataclasses import astuple, dataclass
+
+import torch
+
+CROWDED = 1.5  # the load of a core above which other programs slow this one down
+RECEIVING_SECONDS = 0.001  # to take a batch from a worker: a faster data set needs none
+INPUT_BOUND = 0.1  # the fraction of the time above which waiting for data is worth a change
+MOST = 0.5  # of the time, or of the steps
+BUSY = 0.9  # a GPU that is busier has no time to gain, although its queue may run empty
+
+
+@dataclass
+class Spent:
+    """Seconds of training steps, and what was done in them."""
+
+    data: float = 0.0  # of these, waiting for the next batch
+    seconds: float = 0.0
+    num_steps: int = 0
+    num_samples: int = 0  # of all processes
+    num_drained: int = 0  # steps at whose end the GPU had no work left
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run uses; workers are those of one process."""
+
+    num_workers: int = 0
+    max_workers: int = 1
+    faster_precision: str | None = None  # a value of trainer.precision
+    is_compiled: bool = False
+    is_on_gpu: bool = False
+    gpu_busy: float | None = None  # the fraction of the time, if NVML knows it
+
+
+def verdict(spent: Spent, setup: Setup) -> str:
+    """Return what limits a run, and which setting to change.
+
+    Host-bound: batches come within a millisecond, and still take a tenth of the steps; or the GPU
+    has finished the backward pass when the host ends a step, in most steps, and is not always busy.
+    """
+    fraction, each = spent.data / spent.seconds, spent.data / spent.num_steps
+    text = f"{fraction:.0%} of the time waiting for data"
+    is_overhead = each < RECEIVING_SECONDS and fraction < MOST
+    if fraction > INPUT_BOUND and not is_overhead:
+        bound, hint = "input-bound", _faster_data(spent, setup)
+    elif fraction > INPUT_BOUND:
+        text = f"{fraction:.0%} of a step of {1000 * spent.seconds / spent.num_steps:.1f} ms"
+        bound, text = "host-bound", f"{text} goes into taking the next batch"
+        hint = _fewer_steps(setup)
+    elif spent.num_drained > MOST * spent.num_steps and (setup.gpu_busy or 0.0) < BUSY:
+        drained = f"{spent.num_drained / spent.num_steps:.0%} of the steps"
+        bound, text = "host-bound", f"Python is slower than the GPU in {drained}"
+        hint = _fewer_steps(setup)
+    else:
+        bound, hint = "device-bound", _faster_device(setup)
+    load, num_cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > CROWDED * num_cores:
+        one_thread = ", and OMP_NUM_THREADS=1 may be faster" * (torch.get_num_threads() > 1)
+        hint = f"other programs slow this one down: {num_cores} cores have a load of {load:.1f}"
+        hint += one_thread
+    return f"{bound}: {text}; {hint}"
+
+
+def _faster_data(spent: Spent, setup: Setup) -> str:
+    num_workers = setup.num_workers
+    # A worker that is there is busy all the time.
+    seconds = num_workers * spent.seconds if num_workers else spent.data
+    needed = seconds / max(spent.seconds - spent.data, 1e-6)
+    is_fast = num_workers == 0 and spent.data / spent.num_steps < RECEIVING_SECONDS
+    num_wanted = math.ceil(min(needed, setup.max_workers))
+    if num_wanted > num_workers and not is_fast:
+        return f"try data.num_workers={num_wanted} (now {num_workers})"
+    return "read whole batches (BatchedDataset) or make the transforms cheaper"
+
+
+def _fewer_steps(setup: Setup) -> str:
+    return "try a larger data.batch_size" + " or compile=true" * (not setup.is_compiled)
+
+
+def _faster_device(setup: Setup) -> str:
+    hints = [f"trainer.precision={setup.faster_precision}"] if setup.faster_precision else []
+    hints += ["compile=true"] * (not setup.is_compiled)
+    more = "more GPUs (trainer.devices)" if setup.is_on_gpu else "a GPU"
+    return f"try {' or '.join(hints or [more])}"
