@@ -35,13 +35,13 @@ FAULTS = {
     ),
     "a smaller share counts as a whole one": Fault(
         "data/batches.py",
-        "return here * self.num_shares / everywhere",
+        "return local_size * self.num_shares / global_size",
         "return 1.0",
         "test_same_experiment.py",
     ),
     "the sample that pads an empty share is counted": Fault(
         "data/batches.py",
-        "return here == 0 and everywhere > 0",
+        "return local_size == 0 and global_size > 0",
         "return False",
         "exact/test_step_values.py",
     ),

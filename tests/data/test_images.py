@@ -58,7 +58,7 @@ def test_images_train_are_evaluated_and_predicted(tmp_path: Path) -> None:
     assert "deep/bird/000.png" in rows[1]
     (root / "cat" / "more.png").write_bytes((root / "cat" / "000.png").read_bytes())
     log = (evaluate(run.checkpoint).folder / "run.log").read_text()
-    assert "may have samples that were trained on" in log
+    assert "may contain samples of the training" in log
 
 
 def test_each_image_is_in_one_split_and_classes_are_in_proportion(tmp_path: Path) -> None:

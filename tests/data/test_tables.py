@@ -159,7 +159,7 @@ def lines(*values: str) -> str:
         (lines("1,2,x"), {}, "data.target=price holds texts such as 'x'"),
         ("a,price\n" + "1,x\n2,y\n" * 20, {}, "For classes use experiment=table_classes"),
         (lines("1,2,3"), {"classes": True}, "name no classes"),
-        ("a,price\n" + "1,x\n2,y\n" * 20 + "1,z\n", {"classes": True}, "Too few samples of class"),
+        ("a,price\n" + "1,x\n2,y\n" * 20 + "1,z\n", {"classes": True}, "Class z has 1 samples"),
     ],
 )
 def test_mistakes_are_told_in_lines(

@@ -64,4 +64,4 @@ def test_another_split_or_other_samples_than_in_training_are_told(caplog) -> Non
         caplog.clear()
         data.facts = {"drawn_from": fact}
         data.warn_if_changed(7)
-        assert ("may have samples that were trained on" in caplog.text) == is_told
+        assert ("may contain samples of the training" in caplog.text) == is_told

@@ -37,7 +37,7 @@ DIFFERENT = (
 # And those by which it says that it may be another one.
 TELLING = (
     *DIFFERENT,
-    "others than one process would take",
+    "These samples differ from those of one process",
     "It was not checked whether",
     "is written by each process from its own samples",
     "draws other batches than before",

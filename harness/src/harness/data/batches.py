@@ -1,7 +1,7 @@
-"""The indices of a batch, data sets that read whole batches, and how a share of a batch counts.
+"""Batches of indices, data sets that read whole batches, and the weight of a local batch.
 
-In: what a sampler has drawn. Out: a ``Batch``, which seeds the generators of whatever reads it.
-Next: ``shared_batches`` and ``streams`` give each process its share.
+In: the indices that a sampler draws. Out: a ``Batch``, which seeds the random generators of the
+code that reads it. Next: ``shared_batches`` and ``streams`` split global batches between the ranks.
 """
 
 import operator
@@ -18,12 +18,14 @@ from harness.errors import UserError
 
 
 class Batch(list[Any]):
-    """Indices of one batch, with the epoch they belong to; ``Dataset.__getitems__`` gets it whole.
+    """The indices of one batch, with their epoch. ``Dataset.__getitems__`` gets the whole batch.
 
-    With a seed it seeds all generators, and those that the data set holds, as torch takes each
-    index, in ``[dataset[i] for i in batch]``: what ``__getitem__`` draws depends on (seed, epoch,
-    sample) alone, in whichever worker of whichever process. What a ``__getitems__`` draws depends
-    on the first sample, and what collating draws on the last.
+    A batch with a seed seeds all random generators, and those that the data set holds, before each
+    index that it yields. torch reads ``[dataset[i] for i in batch]``, so random numbers depend on:
+
+    - in ``__getitem__``: only (seed, epoch, sample), in any worker of any rank,
+    - in ``__getitems__``: the first sample of the batch instead,
+    - in ``collate_fn``: the last sample of the batch instead.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Batch(list[Any]):
         self.epoch, self.seed, self.generators = epoch, seed, generators
 
     def begin(self) -> "Batch":
-        """Seed for the first sample, in the process that is about to read the batch."""
+        """Seed for the first sample, in the process that reads the batch, and return the batch."""
         if self.seed is not None:
             self._seed_for(self[0])
         return self
@@ -52,7 +54,7 @@ class Batch(list[Any]):
         assert self.seed is not None
         try:
             number = operator.index(index)
-        except TypeError:  # samplers may name samples by texts, tuples, ...
+        except TypeError:  # a sampler may yield strings, tuples, ...
             number = zlib.crc32(repr(index).encode())
         seed = mix(self.seed, self.epoch, number)
         seed_generators(seed)
@@ -64,22 +66,22 @@ class Batch(list[Any]):
 
 
 def _in_worker(indices: list[Any], epoch: int, seed: int | None) -> Batch:
-    """Rebuild a batch in the worker that it was sent to."""
+    """Rebuild a batch in the worker that received it."""
     return Batch(indices, epoch, seed, () if seed is None else _worker_generators()).begin()
 
 
 @lru_cache
 def _worker_generators() -> list[Any]:
-    """Find the generators of this worker's copy of the data set, once for all batches."""
+    """Return the random generators of this worker's copy of the data set; search only once."""
     info = get_worker_info()
     return generators_in(info.dataset) if info else []
 
 
 class BatchedDataset(Dataset[Any], ABC):
-    """A data set that reads whole batches, which is faster than sample by sample.
+    """A data set that reads whole batches, which is faster than reading sample by sample.
 
-    What it draws at random must depend on (seed, epoch, index): see ``randomness.uniform`` and
-    ``epoch_of``. Other data sets are read sample by sample, with seeded generators.
+    Its random numbers must depend only on (seed, epoch, index): use ``randomness.uniform`` and
+    ``epoch_of``. The library reads other data sets sample by sample, with seeded generators.
     """
 
     @abstractmethod
@@ -88,66 +90,67 @@ class BatchedDataset(Dataset[Any], ABC):
 
     @abstractmethod
     def __getitems__(self, indices: list[int]) -> Any:
-        """Read the samples of a ``Batch`` of indices, collated."""
+        """Return the collated samples of a ``Batch`` of indices."""
 
     @staticmethod
     def epoch_of(indices: Sequence[Any]) -> int:
-        """Return the epoch that a batch of indices belongs to; 0 outside of a run."""
+        """Return the epoch of a batch of indices, or 0 outside of a run."""
         return indices.epoch if isinstance(indices, Batch) else 0
 
 
 class ShareCounts:
-    """How a process's share of each batch counts; subclasses say how large it is."""
+    """The size and weight of this rank's local batches; subclasses implement ``counts``."""
 
-    name = ""  # of the loader, in messages
-    num_shares = 1  # in a global batch
+    name = ""  # the loader's name in messages
+    num_shares = 1  # local batches in a global batch: ranks x micro-batches
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
-        """Return the samples of a batch in this process, and in all; (0, 0) behind the end."""
+        """Return the sizes of the local and the global batch; (0, 0) after the last batch."""
         raise NotImplementedError
 
     def weight(self, batch_idx: int) -> float:
-        """Return the factor that turns this share's mean gradient into its term of the global mean.
+        """Return local batch size / mean local batch size: the weight of this batch's gradient.
 
-        Processes and accumulated batches are averaged with equal weights by the framework;
-        shares of unequal size must not be. It is 1 wherever the shares are equal.
+        Lightning averages ranks and accumulated batches with equal weights, which is wrong for
+        local batches of unequal size. The weight is 1 if all local batches are equally large.
         """
         if self.num_shares == 1:
             return 1.0
-        here, everywhere = self.counts(batch_idx)
-        if not everywhere:
+        local_size, global_size = self.counts(batch_idx)
+        if not global_size:
             raise UserError(
-                f"{self.name}: the loader gives more batches than its batch_sampler, and processes "
-                "cannot share them.\nLet it give one for each, or use one process."
+                f"{self.name}: the loader yields more batches than its batch_sampler, so the ranks "
+                "cannot split them.\nYield one batch for each of the batch_sampler, or use one "
+                "process."
             )
-        return here * self.num_shares / everywhere
+        return local_size * self.num_shares / global_size
 
     def is_padding(self, batch_idx: int) -> bool:
-        """Say whether this share is empty, and repeats another sample with weight 0."""
-        here, everywhere = self.counts(batch_idx)
-        return here == 0 and everywhere > 0
+        """Return whether this local batch is empty; it then repeats a sample with weight 0."""
+        local_size, global_size = self.counts(batch_idx)
+        return local_size == 0 and global_size > 0
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """Count the samples that this process computes, padding included; ``None`` if unknown."""
-        here, everywhere = self.counts(batch_idx)
-        return max(1, here) if everywhere else None
+        """Return how many samples this rank computes, with padding; ``None`` if unknown."""
+        local_size, global_size = self.counts(batch_idx)
+        return max(1, local_size) if global_size else None
 
 
 def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
-    """Return the first and one-past-last position of one of several balanced shares.
+    """Return the range (first, last + 1) of local batch ``index`` within a global batch.
 
-    The sizes of the shares differ by one at most.
+    The sizes of the ``num_shares`` local batches differ by at most one.
     """
     return -(-size * index // num_shares), -(-size * (index + 1) // num_shares)
 
 
 def check_batch_size(size: int, num_processes: int, num_micro_batches: int, name: str) -> None:
-    """Refuse a global batch that leaves a process without a sample."""
-    least = num_processes * num_micro_batches
-    if size < least:
+    """Raise a ``UserError`` if a global batch has fewer samples than there are local batches."""
+    min_size = num_processes * num_micro_batches
+    if size < min_size:
         each = f" with {num_micro_batches} batches each per step" if num_micro_batches > 1 else ""
         raise UserError(
-            f"{name} with batch_size={size} cannot be shared by {num_processes} processes{each}: "
-            "it counts the samples of one optimizer step over all of them.\n"
-            f"Use {name} with batch_size={least} or more."
+            f"{name} with batch_size={size} cannot be split between {num_processes} processes"
+            f"{each}: batch_size counts the samples of one optimizer step over all processes.\n"
+            f"Use {name} with batch_size={min_size} or more."
         )

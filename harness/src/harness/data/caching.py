@@ -1,7 +1,7 @@
-"""Files and folders that one process makes once, while the others wait.
+"""Files and folders that one process creates once, while the others wait.
 
-A file of the cache has its name only when it is complete. The lock is released by the system when
-the process that holds it ends.
+A file in the cache gets its name only when it is complete. The operating system releases the lock
+when the process that holds it ends.
 """
 
 import fcntl
@@ -16,35 +16,35 @@ from harness.files import PART, sync
 
 
 def cached(path: Path, create: Callable[[Path], object]) -> Path:
-    """Return a file or folder of the cache, made by one process and once.
+    """Return ``path``, a file or folder in the cache; create it if it does not exist.
 
     Args:
-        path: its name when it is complete.
-        create: makes it at the path that it is given.
+        path: the name of the complete file or folder.
+        create: creates the file or folder at the path that it is called with.
 
     Raises:
-        UserError: if the cache cannot be written, such as on a full disk.
+        UserError: if the cache cannot be written, for example on a full disk.
     """
-    if path.exists():  # also in a cache that is read-only
+    if path.exists():  # a read-only cache works as well
         return path
-    part = path.with_name(path.name + PART)
+    partial = path.with_name(path.name + PART)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w") as lock:
-            with suppress(OSError):  # some network file systems have no such locks
+            with suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                _remove(part)  # of a process that was killed
+                _remove(partial)  # a killed process may have left it
                 try:
-                    create(part)
-                    os.replace(part, path)
+                    create(partial)
+                    os.replace(partial, path)
                     sync(path.parent)
                 finally:
-                    _remove(part)
+                    _remove(partial)
     except OSError as error:
         raise UserError(
             f"data.cache_dir={path.parent} cannot be written: {error.strerror or error}.\n"
-            "Name another folder: data.cache_dir=<folder>."
+            "Set another folder: data.cache_dir=<folder>."
         ) from error
     return path
 

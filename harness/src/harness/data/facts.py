@@ -1,8 +1,8 @@
-"""Settings that a config takes from the data: sizes that a model needs, scales, names of classes.
+"""Facts of the data that a config may refer to: sizes, scales, class names.
 
-In: ``from_data.num_classes`` in a config. Out: the fact of that name, or the data module's
-attribute. A training writes its facts into its folder, as ``data.json``; a resumed run and whoever
-uses its checkpoints read them there.
+In: a value such as ``from_data.num_classes`` in a config. Out: the data module's fact of that name,
+or else its attribute. A training writes its facts to ``data.json`` in its folder. Resumed runs and
+all commands that use its checkpoints read them from there.
 """
 
 from pathlib import Path
@@ -20,50 +20,51 @@ PREFIX = "from_data."
 
 
 def read_facts(run_dir: Path) -> dict[str, Any]:
-    """Read the facts of a run; empty where it has none, a ``UserError`` if they were edited."""
+    """Return the facts of a run, or ``{}`` if it has none; raise a ``UserError`` if damaged."""
     path = run_dir / FILE
     if not path.exists():
         return {}
     try:
-        is_plain = read_bytes(path, MAX_JSON).startswith(b"{")  # of version 0.3
+        is_plain = read_bytes(path, MAX_JSON).startswith(b"{")  # version 0.3: no checksum
         text = "\n" * is_plain + (path.read_text() if is_plain else read_yaml(path, MAX_JSON))
         return dict(parse_json(text.partition("\n")[2].encode()))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}. Bring it back from a copy.") from error
+        raise UserError(f"{path} is damaged: {error}. Restore it from a backup.") from error
 
 
 def hand_over(data: Any, run_dir: Path) -> None:
-    """Give a data module what the training of a run has learnt."""
+    """Set the facts that a run's training stored as the facts of a data module."""
     if isinstance(data, DataModule) and (run_dir / FILE).is_file():
         data.facts = read_facts(run_dir)
 
 
 def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str, Any]:
-    """Fill in what a config takes from the data, in place; return the facts, to be stored.
+    """Replace the ``from_data.`` values of a config in place, and return all facts to store.
 
-    ``run_dir`` is that of the training, whose facts count where there is no ``DataModule``.
+    Without a ``DataModule``, the facts come from ``run_dir``, the folder of the training.
 
     Raises:
-        UserError: if the data does not have what is asked for.
+        UserError: if the data has no fact of a name.
     """
     if isinstance(data, DataModule):
         facts = dict(data.facts)
     else:
         facts = read_facts(run_dir) if run_dir else {}
 
-    def fill(value: Any, place: str) -> Any:
+    def fill(value: Any, key: str) -> Any:
         if isinstance(value, dict):
-            return {name: fill(child, f"{place}.{name}") for name, child in value.items()}
+            return {name: fill(child, f"{key}.{name}") for name, child in value.items()}
         if isinstance(value, list):
-            return [fill(child, f"{place}[{i}]") for i, child in enumerate(value)]
+            return [fill(child, f"{key}[{i}]") for i, child in enumerate(value)]
         if not (isinstance(value, str) and value.startswith(PREFIX)):
             return value
         name = value.removeprefix(PREFIX)
         fact: Any = facts[name] if name in facts else getattr(data, name, None)
         if fact is None:
-            kind = "There is no data module" if data is None else f"{type(data).__name__} has none"
-            raise UserError(f"{place}={value}: {kind}. Set it: {place}=<value>.")
-        facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # of NumPy or torch
+            kind = type(data).__name__
+            reason = "there is no data module" if data is None else f"{kind} has no {name}"
+            raise UserError(f"{key}={value}, but {reason}. Set it: {key}=<value>.")
+        facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # NumPy or torch
         return facts[name]
 
     plain: Any = OmegaConf.to_container(cfg, resolve=True)

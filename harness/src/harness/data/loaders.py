@@ -1,7 +1,8 @@
-"""Rebuilds anybody's loader with other batches, and lists the loaders of a run.
+"""Rebuild a ``DataLoader`` with other batches, and list the loaders of a run.
 
-In: a ``DataLoader`` of any class. Out: one of the same class and settings, whose reading leaves the
-generators as they were. Next: ``sharing`` and ``streams`` choose its batches.
+In: a ``DataLoader`` of any class. Out: a loader of the same class and settings; reading from it
+does not change the state of the random generators. Next: ``sharing`` and ``streams`` choose its
+batches.
 """
 
 import atexit
@@ -24,13 +25,13 @@ from harness.processes.leaving import be_data_worker, end_data_workers
 from harness.upstream.one_rank import seen_as_it_is
 from harness.upstream.processes import end_where_nothing_is_sent
 
-atexit.register(end_data_workers)  # after the imports above, and so before their own ends
+atexit.register(end_data_workers)  # after the imports above, and so before their exit handlers
 
 
 def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
-    """Prepare a data worker: it is seeded as by Lightning, and ends only with its process.
+    """Prepare a data worker: seed it as Lightning does, and let it end only with its parent.
 
-    ``then`` is the ``worker_init_fn`` of the loader's owner.
+    ``then`` is the ``worker_init_fn`` of the user's loader.
     """
     pl_worker_init_function(worker_id)
     be_data_worker()
@@ -40,35 +41,35 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
 
 
 def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Return how many processes share a batch, and the rank of this one."""
+    """Return the number of ranks that split a global batch, and this process's rank."""
     with seen_as_it_is(trainer):
         strategy = getattr(trainer, "strategy", None)
         kwargs = getattr(strategy, "distributed_sampler_kwargs", None) or {}
     return kwargs.get("num_replicas", 1), kwargs.get("rank", 0)
 
 
-NEWER = ("in_order", "pin_memory_device")  # arguments that not every torch has
+NEWER = ("in_order", "pin_memory_device")  # arguments that only some versions of torch have
 
 
 class SharedLoader(DataLoader[Any]):
-    """A mixin for rebuilt loaders, which restores the random numbers around each batch.
+    """A mixin for rebuilt loaders: it restores the random generators after each batch.
 
-    Without workers, reading seeds the generators that a step draws from as well.
-    ``Throughput`` sets ``when_asked`` and ``when_there``, also while it iterates.
+    Without workers, reading a batch seeds the generators that the training step uses as well.
+    ``Throughput`` sets ``on_batch_requested`` and ``on_batch_ready``, even during an iteration.
     """
 
-    when_asked: Callable[[], object] = staticmethod(lambda: None)
-    when_there: Callable[[], object] = staticmethod(lambda: None)
-    seeds_transfer = False  # seed what a hook draws while the batch is moved to its device
+    on_batch_requested: Callable[[], object] = staticmethod(lambda: None)  # before a batch is read
+    on_batch_ready: Callable[[], object] = staticmethod(lambda: None)  # after a batch was read
+    seeds_transfer = False  # seed the generators for hooks that run as a batch moves to its device
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # A subclass may have other arguments; ``rebuilt`` copies what it has made of them.
+        # A subclass may have other arguments; ``rebuilt`` copies its attributes instead.
         DataLoader.__init__(self, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # This is no generator: workers must start when the iterator is made, as in DataLoader.
+        # Not a generator function: as in DataLoader, iter() must start the workers.
         sampler: Any = getattr(self, "batch_sampler", None)
-        if not isinstance(sampler, SharedBatchSampler):  # a stream, or Lightning's for predictions
+        if not isinstance(sampler, SharedBatchSampler):  # a stream, or Lightning's own sampler
             return super().__iter__()
         return self._watched(sampler, sampler.next_batch_idx(), super().__iter__())
 
@@ -77,37 +78,37 @@ class SharedLoader(DataLoader[Any]):
     ) -> Iterator[Any]:
         is_seeding, epoch = self.num_workers == 0 and sampler.dataset is not None, sampler.epoch
         for number in count(first):
-            self.when_asked()
+            self.on_batch_requested()
             with preserved_generators() if is_seeding else nullcontext():
                 batch = next(batches, END)
             if self.seeds_transfer:
                 seed_generators(mix(sampler.seed, epoch, number, sampler.rank, 1))
             if batch is END:
                 return
-            if not sampler.is_read:
+            if not sampler.was_iterated:
                 raise UserError(
                     f"{sampler.name}: {type(self).__name__} does not read its batch_sampler, so "
-                    "processes cannot share its batches.\nLet its __iter__ use super().__iter__(), "
-                    "or return an iterable that is no DataLoader."
+                    "its batches cannot be split between processes.\nCall super().__iter__() in "
+                    "its __iter__, or return an iterable that is no DataLoader."
                 )
-            self.when_there()
+            self.on_batch_ready()
             yield batch
 
 
 def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
-    """Make a loader of the same class and settings as another one, with batches of its own."""
+    """Return a loader of the same class and settings as ``loader``, with other batches."""
     kind, num_workers = type(loader), loader.num_workers
-    if kind.__module__.startswith("torchdata."):  # it would go on by itself, after our sampler
+    if kind.__module__.startswith("torchdata."):  # it resumes by itself, after our sampler has
         kind = DataLoader
     bases = (SharedLoader,) if kind is DataLoader else (SharedLoader, kind)
-    made: SharedLoader = type(kind.__name__, bases, {})(
+    new: SharedLoader = type(kind.__name__, bases, {})(
         dataset=dataset,
         num_workers=num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if num_workers else None,
-        # Workers of a stream begin anew, as those of a run that goes on do.
+        # A stream gets new workers in each epoch, as it does in a resumed run.
         persistent_workers=loader.persistent_workers and not isinstance(dataset, IterableDataset),
         multiprocessing_context=loader.multiprocessing_context,
         worker_init_fn=partial(start_worker, then=loader.worker_init_fn) if num_workers else None,
@@ -115,11 +116,11 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoad
         **batches,
     )
     for name, value in vars(loader).items():
-        vars(made).setdefault(name, value)  # of its own class
-    return made
+        vars(new).setdefault(name, value)  # attributes of a subclass
+    return new
 
 
 def leaves(loaders: Any) -> list[Any]:
-    """List the single loaders of what a ``*_dataloader`` method may return."""
+    """Return a flat list of the loaders in the return value of a ``*_dataloader`` method."""
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
     return list(combined.flattened)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on (seed, epoch, sample), and not on when they are drawn.
+"""Random numbers that depend on (seed, epoch, sample), and not on the order of drawing.
 
-``uniform`` serves data sets that read whole batches. For anything else the generators of Python,
-NumPy and torch are seeded before each use, and restored afterwards.
+Data sets that read whole batches call ``uniform``. All other code draws from the generators of
+Python, NumPy and torch: the library seeds these before each use, and restores them afterwards.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import torch
 T = TypeVar("T")
 GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 WITHOUT_GENERATORS = (torch.Tensor, np.ndarray, type, ModuleType, str, int, float)
-END = object()  # in place of an item, at an iterator's end
+END = object()  # stands for an item after an iterator's end
 
 
 def mix(*numbers: int) -> int:
@@ -31,11 +31,12 @@ def mix(*numbers: int) -> int:
 def uniform(
     seed: int, epoch: int, indices: Sequence[int], num_draws: int
 ) -> npt.NDArray[np.float64]:
-    """Draw numbers in [0, 1) that depend on (seed, epoch, sample) alone: (len(indices), num_draws).
+    """Return random numbers in [0, 1) that depend only on (seed, epoch, sample).
 
-    A counter-based generator (SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom
-    number generators", OOPSLA 2014) serves a whole batch in a few array operations; seeding a
-    generator per sample would cost more than most augmentations.
+    The result has the shape (len(indices), num_draws). A counter-based generator (SplitMix64:
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) needs a
+    few array operations per batch. Seeding a generator per sample would cost more than most
+    augmentations.
     """
     samples = np.asarray(indices, dtype=np.uint64)[:, None]  # (B, 1)
     counter = samples * np.uint64(num_draws) + np.arange(num_draws, dtype=np.uint64)  # (B, D)
@@ -56,19 +57,19 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Read the states of the generators that ``seed_generators`` seeds."""
+    """Return the states of the generators that ``seed_generators`` seeds."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 def restore_generators(states: tuple[Any, ...]) -> None:
-    """Set the states that ``generator_states`` has read."""
+    """Set the generators to the states that ``generator_states`` returned."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
 
 
 def same_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Compare two results of ``generator_states``: equal if nothing was drawn in between."""
+    """Return whether two results of ``generator_states`` are equal: no draw in between."""
     (_, key, *rest), (_, other, *others) = a[1], b[1]
     is_same = a[0] == b[0] and rest == others and bool(np.array_equal(key, other))
     return is_same and torch.equal(a[2], b[2])
@@ -76,7 +77,7 @@ def same_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the generators afterwards: dropout, for one, draws from the same ones."""
+    """Restore the generators at the end of the block; dropout, for example, uses the same ones."""
     states = generator_states()
     try:
         yield
@@ -85,9 +86,13 @@ def preserved_generators() -> Iterator[None]:
 
 
 def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) -> Iterator[T]:
-    """Iterate over what draws random numbers, as if nothing else drew from the generators.
+    """Yield ``items``, whose iterator draws random numbers, as if no other code drew any.
 
-    ``draws_once``: it draws before its first item only, so that the others cost nothing.
+    Args:
+        items: the iterable.
+        seed: seeds the generators before the first item.
+        draws_once: whether the iterator draws only before its first item. The generators are then
+            not saved and restored around the other items, which saves time.
     """
     with preserved_generators():
         seed_generators(seed)
@@ -107,7 +112,7 @@ def seeded_iteration(items: Iterable[T], seed: int, draws_once: bool = False) ->
 
 
 def reseed(generator: Any, seed: int) -> None:
-    """Seed a generator object of ``torch``, ``numpy`` or ``random``; leave anything else alone."""
+    """Seed a generator object of ``torch``, ``numpy`` or ``random``; ignore any other object."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
     elif isinstance(generator, random.Random):
@@ -118,13 +123,14 @@ def reseed(generator: Any, seed: int) -> None:
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
 
 
-def generators_in(owner: Any) -> list[Any]:
-    """Find the generator objects that a data set, or a transform of it, holds.
+def generators_in(dataset: Any) -> list[Any]:
+    """Return the generator objects that a data set or one of its transforms holds.
 
-    Of lists and dicts it looks at the first ten items: transforms, or some of many samples.
+    The search looks at the first ten items of a list or a dict: enough for lists of transforms,
+    and quick for lists of samples.
     """
-    generators, queue, seen = list[Any](), [owner], set[int]()
-    for value in queue:  # which grows meanwhile
+    generators, queue, seen = list[Any](), [dataset], set[int]()
+    for value in queue:  # the loop appends to it
         if id(value) in seen or isinstance(value, WITHOUT_GENERATORS):
             continue
         seen.add(id(value))

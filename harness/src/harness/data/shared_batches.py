@@ -1,8 +1,8 @@
-"""The sampler that shares the batches of any other one between processes.
+"""The sampler that splits the global batches of any batch sampler between the ranks.
 
-In: the batch sampler of a loader's author. Out: this process's ``Batch``es, which the loader reads.
-Every process draws the same batches, so nothing is sent. Next: ``exact`` asks for the weight of
-each share.
+In: the batch sampler of the user's loader. Out: this rank's ``Batch``es, which the loader reads.
+Every rank draws the same global batches, so no communication is needed. Next: ``exact`` reads the
+weight of each local batch.
 """
 
 import logging
@@ -21,70 +21,73 @@ from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
-NUM_FIRST = 8  # batches of an epoch that the first-batch check may use
+NUM_FIRST = 8  # the first-batch check may use this many batches of an epoch
 NUMBERS = (bool, int, float)
 
 
 @dataclass(eq=False, repr=False)
 class SharedBatchSampler(ShareCounts, Sampler[Batch]):
-    """Share the batches of any batch sampler: torch's own, weighted, by length, or an owner's.
+    """Yield this rank's indices of each global batch of a batch sampler.
 
-    The batch sampler alone decides what a global batch is. Every process draws the same ones from
-    it, with generators that are seeded by (seed, epoch), and takes its part:
+    ``batches`` may be torch's sampler, a weighted one, one that sorts by length, or the user's. It
+    alone decides what a global batch is. Every rank draws the same global batches, with generators
+    that are seeded by (seed, epoch), and takes its indices:
 
-    - In training a balanced share of each batch, so a run that was stopped on 4 devices can go on
-      with 2. A share without a sample reads one of another process, with weight 0, because every
-      process must compute every step.
-    - In an evaluation whole batches in turn, so that what looks at a whole batch sees what one
-      process would. One process may have a batch more than another. Fewer batches than processes
-      are split by samples.
+    - Training: each rank takes an equal part of each global batch, so a run stopped on 4 devices
+      can continue on 2. A rank without samples repeats one of another rank with weight 0, because
+      every rank must compute every step.
+    - Evaluation: the ranks take whole batches in turn, so code that uses a whole batch gets the
+      batches of a single process. A rank may have one batch more than another. If there are fewer
+      batches than ranks, the batches are split by samples.
     """
 
-    batches: Any  # iterates over lists of indices, or of whatever the data set is read by
-    name: str  # of the loader, in messages
+    batches: Any  # yields lists of indices, or lists of any other keys of the data set
+    name: str  # the loader's name in messages
     _: KW_ONLY
     dataset: Any = None  # its samples are seeded, unless it is a ``BatchedDataset``
-    num_ranks: int = 1  # processes that share the batches
+    num_ranks: int = 1  # ranks that split each global batch
     rank: int = 0  # of this process
-    num_micro_batches: int = 1  # batches that a process accumulates per optimizer step
-    seed: int = 0  # with the epoch, decides what the batch sampler draws
-    is_round_robin: bool = False  # whole batches in turn, the same in every epoch
-    # Split the batches of the last turn by samples: fsdp's collective forward needs equal turns.
+    num_micro_batches: int = 1  # batches that a rank accumulates per optimizer step
+    seed: int = 0  # seeds the batch sampler, with the epoch
+    is_round_robin: bool = False  # evaluation: whole batches in turn, the same in every epoch
+    # Split the batches of the last turn by samples: with fsdp, forward is a collective operation,
+    # so every rank needs equally many batches.
     splits_last: bool = False
-    limit: int | None = None  # the most batches of an evaluation, over all processes
-    is_fixed: bool = False  # the same batches in every epoch, as an overfitting run needs
-    cycles: bool = True  # begin again within an epoch, beside a longer loader
-    reads_here: bool = True  # no worker reads the samples
+    limit: int | None = None  # at most this many batches of an evaluation, over all ranks
+    is_fixed: bool = False  # the same batches in every epoch, for trainer.overfit_batches
+    cycles: bool = True  # start another round within an epoch, next to a longer loader
+    reads_here: bool = True  # this process reads the samples, and no worker
 
     def __post_init__(self) -> None:
         self.dataset = None if isinstance(self.dataset, BatchedDataset) else self.dataset
         self.num_shares = self.num_ranks * self.num_micro_batches
         self.is_fixed |= self.is_round_robin
         self.epoch = 0  # of the next ``iter``
-        self.start = (0, 0)  # the epoch and step at which a run goes on
-        self.expected: dict[int, int] = {}  # checksums that a checkpoint has, by step
-        self.generators: list[Any] | None = None  # of the data set, once it is read
-        self.is_read = False  # by the loader
-        self.sampler = self  # Lightning announces the epoch to `loader.batch_sampler.sampler`
-        self.turns: list[list[Any]] | None = None  # this process's batches of an evaluation
+        self.start = (0, 0)  # the epoch and step at which a run resumes
+        self.expected: dict[int, int] = {}  # checksums from the checkpoint, by step
+        self.generators: list[Any] | None = None  # of the data set; found at the first batch
+        self.was_iterated = False  # whether the loader has iterated over this sampler
+        self.sampler = self  # Lightning calls `loader.batch_sampler.sampler.set_epoch`
+        self.turns: list[list[Any]] | None = None  # this rank's batches of an evaluation
         self.initial_numbers = numbers_in(self.batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
+        # The current epoch, its completed rounds, and the global batches in these.
         self.running, self.num_rounds, self.num_in_rounds = self.epoch, 0, 0
-        self.totals = [0]  # samples in the batches before each one of this epoch
-        self.sums = [0]  # a checksum of the indices in the batches before each one
-        self.first: list[list[Any]] = []  # batches of a training, for the first-batch check
+        self.totals = [0]  # by global batch of this epoch: the samples before it
+        self.sums = [0]  # by global batch: a checksum of the indices before it
+        self.first: list[list[Any]] = []  # the first training batches, for the first-batch check
         self.numbers = self._changed_numbers()
 
     def _draw(self) -> Iterator[list[Any]]:
-        """Draw the batches of a round, and count them."""
+        """Yield the global batches of one round, and count their samples."""
         seed = mix(self.seed, 0 if self.is_fixed else self.running, self.num_rounds)
         samplers = samplers_in(self.batches)
         for sampler in samplers:
             for value in list(getattr(sampler, "__dict__", {}).values()):
                 reseed(value, seed)
-        # torch's own samplers draw all that they need for an epoch at its start.
+        # torch's own samplers draw all random numbers of an epoch at its start.
         draws_once = {type(s).__module__ for s in samplers} == {"torch.utils.data.sampler"}
         drawn = seeded_iteration(self.batches, seed, draws_once)
         if not self.is_round_robin:
@@ -95,9 +98,9 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
             self.sums.append(zlib.crc32(repr(batch).encode(), self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
                 log.warning(
-                    "%s draws other batches than before the run was stopped: samples of this epoch "
-                    "may be seen twice or not at all. Let it draw from torch's generator, and keep "
-                    "no place of its own.",
+                    "%s draws other batches than before the run was stopped: this epoch may repeat "
+                    "or skip samples. Let it draw from torch's generator, and let each __iter__ "
+                    "start from the beginning.",
                     self.name,
                 )
             yield batch
@@ -105,29 +108,29 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
     def __len__(self) -> int:
         if self.is_round_robin:
             return len(self._turns())
-        return len(self.batches) * self.num_micro_batches  # TypeError: not every sampler has one
+        return len(self.batches) * self.num_micro_batches  # TypeError if it has no length
 
     def settings(self) -> dict[str, Any]:
-        """Return what the global batches depend on, which a resumed run must have as well."""
-        size = length_hint(getattr(self.batches, "sampler", self.batches))  # 0 if nobody knows
+        """Return the settings of the global batches; those of a resumed run must be equal."""
+        size = length_hint(getattr(self.batches, "sampler", self.batches))  # 0 if unknown
         settings = {"sampler": self.name, "num_samples": size, "seed": self.seed}
         for name in ("batch_size", "drop_last"):
             settings[name] = getattr(self.batches, name, None)
         return settings
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next ``iter``, also of a sampler that has epochs of its own."""
+        """Set the epoch of the next ``iter``, and call ``set_epoch`` of each wrapped sampler."""
         self.epoch = epoch
         for sampler in samplers_in(self.batches):
-            if callable(announce := getattr(sampler, "set_epoch", None)):
-                announce(epoch)
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
 
     def start_at(
         self, epoch: int, step: int, saved: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Let ``epoch`` begin at a step, with what ``state_at`` has saved for this place.
+        """Let ``epoch`` begin at ``step``; ``saved`` is the result of ``state_at`` there.
 
-        The length stays, as Lightning counts on from there.
+        ``len`` stays that of the whole epoch, because Lightning counts from ``step``.
         """
         for sampler, numbers in zip(
             samplers_in(self.batches), saved.get("numbers", ()), strict=False
@@ -137,13 +140,13 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         self.start = (epoch, step)
         checksum = saved.get("sum")
         self.expected = {} if checksum is None else {step: checksum}
-        self.set_epoch(epoch)  # Lightning asks for the first batches before it announces the epoch
+        self.set_epoch(epoch)  # Lightning reads the first batches before it calls set_epoch
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return what a checkpoint keeps, so that a run goes on with this step of this epoch.
+        """Return the state that a checkpoint saves to resume at this step of this epoch.
 
-        Counters of samplers, as ``self.num_epochs += 1``, are those of the epoch's start: an epoch
-        that is resumed is drawn again from there.
+        Counters of the user's samplers, such as ``self.num_epochs += 1``, have the values of the
+        epoch's start: a resumed run draws the epoch again from its start.
         """
         is_running = epoch == self.running
         return {
@@ -153,20 +156,20 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         }
 
     def _changed_numbers(self) -> list[dict[str, Any]]:
-        """Return the numbers of each sampler that are not as they were made."""
+        """Return, for each sampler, its number attributes that changed since construction."""
         return [
             {name: value for name, value in now.items() if before.get(name) != value}
             for now, before in zip(numbers_in(self.batches), self.initial_numbers, strict=False)
         ]
 
     def __iter__(self) -> Iterator[Batch]:
-        self.is_read = True
+        self.was_iterated = True
         for indices in self._turns() if self.is_round_robin else self._training_shares():
             batch = self.batch(indices)
             yield batch.begin() if self.reads_here else batch
 
     def batch(self, indices: list[Any]) -> Batch:
-        """Return indices that seed the generators of what reads them."""
+        """Return a ``Batch`` of the indices, which seeds the generators of the data set."""
         if self.generators is None and self.dataset is not None:
             self.generators = generators_in(self.dataset)
         seed = None if self.dataset is None else self.seed
@@ -175,16 +178,16 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         )
 
     def next_batch_idx(self) -> int:
-        """Return the number, in its epoch, of the first batch that the next ``iter`` gives."""
+        """Return the batch index, within its epoch, of the next ``iter``'s first batch."""
         is_new = self.epoch != self.running or not self.cycles
         first = self.start[1] if self.epoch == self.start[0] else 0
         return max(0 if is_new else self.num_in_rounds, first) * self.num_micro_batches
 
     def _training_shares(self) -> Iterator[list[Any]]:
-        """Give this process's shares of one round of global batches, from the start on."""
+        """Yield this rank's indices of one round of global batches, from ``self.start`` on."""
         if self.epoch != self.running or not self.cycles:
             self._begin_epoch()
-        # A round that was begun and left is drawn anew.
+        # If the last round was left unfinished, it is drawn again.
         del self.totals[self.num_in_rounds + 1 :], self.sums[self.num_in_rounds + 1 :]
         first = self.start[1] if self.running == self.start[0] else 0
         while True:
@@ -195,14 +198,15 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
                     yield indices[low:high] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
-            # A run may go on in a later round.
+            # A run may resume in a later round.
             if self.num_in_rounds >= first or self.num_in_rounds == num_before or not self.cycles:
                 return
 
     def _turns(self) -> list[list[Any]]:
-        """Draw this process's batches of an evaluation, once for all epochs.
+        """Return this rank's batches of an evaluation, drawn once for all epochs.
 
-        If a process would have no sample, all of them refuse.
+        Raises:
+            UserError: on all ranks, if one of them would have no sample.
         """
         if self.turns is not None:
             return self.turns
@@ -211,18 +215,18 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         if len(drawn) == num_whole or (num_whole and not self.splits_last):
             self.turns = drawn[self.rank :: num]
             return self.turns
-        if num_whole and sum(map(len, drawn[num_whole:])) < num:  # too few to be a turn
+        if num_whole and sum(map(len, drawn[num_whole:])) < num:  # fewer samples than ranks
             num_whole -= num
         rest = [index for batch in drawn[num_whole:] for index in batch]
         if len(rest) < num:
             raise UserError(
-                f"{self.name}: {len(rest)} samples are left for {num} processes.\n"
-                "Use fewer processes, or another batch size."
+                f"{self.name}: {len(rest)} samples are too few for {num} processes.\n"
+                f"Use at most {len(rest)} processes, or more samples."
             )
         if self.rank == 0:
             log.warning(
-                "%s: its last batches are fewer than %d processes, and are split by samples: what "
-                "looks at a whole batch sees a part.",
+                "%s: the last batches are fewer than the %d processes, and are split by samples. "
+                "A metric of whole batches then gets smaller batches than with one process.",
                 self.name,
                 num,
             )
@@ -232,7 +236,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
         """See ``ShareCounts``."""
-        if self.is_round_robin:  # a batch of an evaluation is not shared
+        if self.is_round_robin:  # each evaluation batch belongs to one rank
             turns = self._turns()
             size = len(turns[batch_idx]) if batch_idx < len(turns) else 0
             return size, size
@@ -244,7 +248,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         return high - low, size
 
     def num_before(self, batch_idx: int) -> int:
-        """Count the samples of all processes in the batches of an epoch before this one."""
+        """Return how many samples of the epoch, over all ranks, come before this batch."""
         step, micro = divmod(batch_idx, self.num_micro_batches)
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
@@ -252,9 +256,9 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
 
 def samplers_in(batches: Any) -> list[Any]:
-    """List a batch sampler, and the samplers that it or one of those holds."""
+    """Return a batch sampler, and all samplers that it holds, directly or within others."""
     samplers = [batches]
-    for sampler in samplers:  # which grows meanwhile
+    for sampler in samplers:  # the loop appends to it
         held = vars(sampler).values() if hasattr(sampler, "__dict__") else ()
         samplers += [
             s for s in held if isinstance(s, Sampler) and all(s is not x for x in samplers)
@@ -263,6 +267,6 @@ def samplers_in(batches: Any) -> list[Any]:
 
 
 def numbers_in(batches: Any) -> list[dict[str, Any]]:
-    """Return the numbers among the attributes of each sampler of a batch sampler."""
+    """Return the attributes of each sampler in a batch sampler that are numbers."""
     attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
     return [{n: v for n, v in held.items() if type(v) in NUMBERS} for held in attributes]

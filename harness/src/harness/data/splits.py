@@ -1,7 +1,7 @@
-"""Data modules whose train, validation and test samples are drawn from one set of samples.
+"""Data modules that draw their train, validation and test splits from one set of samples.
 
-In: the number of samples, and their classes. Out: seeded positions of each split, by class, or in k
-folds. Next: a subclass makes its data sets of them.
+In: the number of samples, and their classes. Out: the seeded positions of each split, stratified by
+class or in k folds. Next: a subclass builds its data sets from them.
 """
 
 import logging
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 
 class SplitDataModule(DataModule):
-    """Draw the splits of a data module; subclasses call ``split`` and ``warn_if_changed``.
+    """A data module with seeded splits; subclasses call ``split`` and ``warn_if_changed``.
 
     Args:
-        val_fraction: share of all samples kept for validation.
-        test_fraction: share kept for the test; a fold has its own, ``1 / num_folds``.
-        split_seed: decides which samples; independent of the run's seed, so that runs compare.
-        fold: which of ``num_folds`` parts is the test split, from 0; ``None`` draws
+        val_fraction: fraction of all samples in the validation split.
+        test_fraction: fraction of all samples in the test split; a fold has ``1 / num_folds``.
+        split_seed: seeds the splits; independent of the run's seed, so that runs are comparable.
+        fold: which of the ``num_folds`` folds is the test split, from 0; ``None`` draws
             ``test_fraction``.
-        num_folds: parts of equal size.
+        num_folds: number of folds, of equal size.
         **kwargs: see ``DataModule``.
     """
 
@@ -49,12 +49,15 @@ class SplitDataModule(DataModule):
         classes: NDArray[Any] | None = None,
         class_names: list[str] | None = None,
     ) -> dict[str, NDArray[np.int64]]:
-        """Draw sorted positions of ``"train"``, ``"val"`` and ``"test"``.
+        """Return the sorted positions of ``"train"``, ``"val"`` and ``"test"``.
 
-        They depend on the settings alone. Each sample is in the test split of exactly one fold.
+        The positions depend only on the arguments and the settings. Each sample is in the test
+        split of exactly one fold.
 
-        Every split has the ``classes`` in proportion, shape (N,), which messages call by
-        ``class_names``.
+        Args:
+            num_samples: the number of samples, N.
+            classes: the class of each sample, shape (N,); each split has them in proportion.
+            class_names: the names of the classes in messages.
 
         Raises:
             UserError: if a number is out of its range, a split would be empty, or a class has too
@@ -67,35 +70,36 @@ class SplitDataModule(DataModule):
             if counts[rarest] < num_needed:
                 name = class_names[values[rarest]] if class_names else values[rarest]
                 raise UserError(
-                    f"Too few samples of class {name} ({counts[rarest]}): each class needs "
-                    f"{num_needed} to be split.\nAdd samples, or leave this class out."
+                    f"Class {name} has {counts[rarest]} samples, and each class needs {num_needed} "
+                    "to be in every split.\nAdd samples, or leave this class out."
                 )
-        # It takes a second to import, and only what splits needs it.
+        # The import takes a second, and only this method needs it.
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
         rest, seed = np.arange(num_samples), self.split_seed
 
-        def part_of(rows: NDArray[Any], size: int) -> Any:
+        def split_off(rows: NDArray[Any], size: int) -> Any:
             stratify = None if classes is None else classes[rows]
             return train_test_split(rows, test_size=size, stratify=stratify, random_state=seed)
 
         try:
             if self.fold is None:
-                rest, test = part_of(rest, num_test)
+                rest, test = split_off(rest, num_test)
             else:
                 kind = KFold if classes is None else StratifiedKFold
                 folds = kind(self.num_folds, shuffle=True, random_state=seed)
                 rest, test = list(folds.split(rest, classes))[self.fold]
-            train, val = part_of(rest, num_val)
-        except ValueError as error:  # scikit-learn says which number is too large
+            train, val = split_off(rest, num_val)
+        except ValueError as error:  # scikit-learn's error has the number that is too large
             raise UserError(
                 f"{num_samples} samples cannot be split by data.val_fraction={self.val_fraction} "
-                f"and data.test_fraction={self.test_fraction}: {error}"
+                f"and data.test_fraction={self.test_fraction}: {error}\n"
+                "Use other fractions, or more samples."
             ) from error
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def _sizes(self, num_samples: int) -> tuple[int, int]:
-        """Return the samples to validate and to test."""
+        """Return the number of validation and of test samples."""
         fold, num_folds, test_fraction = self.fold, self.num_folds, self.test_fraction
         if fold is not None:
             if not 2 <= num_folds <= num_samples or not 0 <= fold < num_folds:
@@ -112,27 +116,27 @@ class SplitDataModule(DataModule):
         return num_val, max(1, round(test_fraction * num_samples))
 
     def drawn_from(self, checksum: int | str) -> str:
-        """Describe what splits are drawn from: samples, by their checksum, and settings.
+        """Return a text of the samples' checksum and all settings that the splits depend on.
 
-        ``learn`` returns it as the fact of that name.
+        ``learn`` returns it as the fact ``drawn_from``.
         """
         names = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
         return ", ".join([str(checksum), *(f"data.{name}={getattr(self, name)}" for name in names)])
 
     def warn_if_changed(self, checksum: int | str) -> None:
-        """Warn where samples, or how they are split, differ from those of the training."""
+        """Log a warning if the samples or their splits differ from those of the training."""
         before, now = str(self.facts.get("drawn_from", "")), self.drawn_from(checksum)
-        if before not in ("", str(checksum), now):  # earlier versions have the checksum alone
+        if before not in ("", str(checksum), now):  # earlier versions stored only the checksum
             log.warning(
-                "The test may have samples that were trained on: the data or its split (%s) is "
-                "another one than in the training (%s).",
+                "The test split may contain samples of the training: the data or its split (%s) "
+                "differs from that of the training (%s).",
                 now,
                 before,
             )
 
     @staticmethod
     def say(line: str) -> None:
-        """Log a line about the data, and print it in the first process."""
+        """Log a line about the data on every rank, and print it on rank 0."""
         log.info("%s", line)
         if global_rank() == 0:
             print(line, flush=True)

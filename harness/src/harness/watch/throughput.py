@@ -63,7 +63,7 @@ class Throughput(pl.Callback):
         is_shared = isinstance(self.sampler, SharedBatchSampler)
         self.is_measuring = is_shared and isinstance(loader, SharedLoader)
         if self.is_measuring:
-            loader.when_asked, loader.when_there = self._asked, self._there
+            loader.on_batch_requested, loader.on_batch_ready = self._asked, self._there
             self.num_workers = loader.num_workers
             self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
             self.start = self.asked = mark(self.device)
