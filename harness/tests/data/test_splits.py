@@ -41,10 +41,13 @@ def test_each_sample_is_tested_in_exactly_one_fold() -> None:
         ({"val_fraction": 0.0}, r"data.val_fraction=0.0 must be above 0"),
         ({"test_fraction": 0.9}, "100 samples cannot be split .*test_fraction=0.9"),
         ({"fold": 5}, r"data.fold=5 must be from 0 to 4"),
-        ({"classes": np.array([0] * 98 + [1] * 2)}, r"class 1 \(2\): each class needs 3"),
+        (
+            {"classes": np.array([0] * 98 + [1] * 2)},
+            r"Class 1 has 2 samples, and each class needs 3",
+        ),
         (
             {"classes": np.array([0] * 96 + [1] * 4), "fold": 0, "names": ["cat", "dog"]},
-            r"class dog \(4\): each class needs 5",
+            r"Class dog has 4 samples, and each class needs 5",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_batches_that_are_fewer_than_processes_are_split_by_samples(caplog) -> N
     # The last batch has one sample: it goes into the turn before.
     found = [read(sampler, 0) for sampler in evaluations(2, 18, splits_last=True)]
     assert [[len(batch) for batch in batches] for batches in found] == [[19], [18]]
-    with pytest.raises(UserError, match="37 samples are left for 40 processes"):
+    with pytest.raises(UserError, match="37 samples are too few for 40 processes"):
         read(evaluations(40)[0], 0)
 
 
@@ -177,7 +177,7 @@ def test_a_sampler_that_shares_by_itself_is_replaced_only_where_it_is_torch_s_ow
 
     assert list(sampler_of(DistributedSampler, 2)) == list(sampler_of(DistributedSampler, 1))
     assert type(sampler_of(Weighted, 1)) is Weighted
-    with pytest.raises(UserError, match="Weighted shares samples itself"):
+    with pytest.raises(UserError, match="Weighted splits the samples between"):
         sampler_of(Weighted, 2)
 
 

@@ -59,7 +59,7 @@ def test_workers_that_may_read_the_same_are_told_of(capsys) -> None:
     """Their author's ``worker_init_fn`` finds the stream itself."""
     loader = DataLoader(Numbers(), 3, num_workers=2, worker_init_fn=begin_at_three)
     assert read(loader) == [[3, 4, 5]] * 2
-    assert "does it split itself between 2 workers?" in capsys.readouterr().out
+    assert "each worker reads all of it" in capsys.readouterr().out
 
 
 def test_a_stream_that_ends_before_the_place_to_go_on_is_refused() -> None:

@@ -220,7 +220,7 @@ def share_stream(
     elif num_workers > 1 and not is_splittable:
         print(
             f"{name} is a stream without a read_part, read by {num_workers} workers. If it does "
-            "not split itself, each worker reads all of it: use data.num_workers=1."
+            "not split itself, each worker reads all of it: use num_workers=1."
         )
     if is_plain:
         batches = {"batch_size": size, "collate_fn": loader.collate_fn}

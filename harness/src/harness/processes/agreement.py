@@ -1,7 +1,7 @@
-"""Decide together: an asynchronous vote of all processes at each step, and what each one has.
+"""Asynchronous votes of all ranks at a training step, and a gather of Python objects.
 
-In: numbers, such as the signal that this process got. Out: the largest among all processes, at the
-same step in each. Next: ``checkpoints.safe_point``, which saves and leaves.
+In: numbers, such as the signal that this process received. Out: their maximum over all ranks, at
+the same step on each. Next: ``checkpoints.safe_point``, which saves a checkpoint and exits.
 """
 
 import time
@@ -12,37 +12,37 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-# Votes are about half a second apart, because each takes up to a millisecond; and never more than
-# 10 steps, because the next ones may take much longer than those that were measured.
+# Votes are about 0.5 seconds apart, because each costs up to a millisecond. They are at most 10
+# steps apart, because the next steps may take much longer than the measured ones.
 SECONDS_BETWEEN, MOST_STEPS_BETWEEN = 0.5, 10
 
 
-_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of each group of all processes
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default process group
 
 
 class Agreement:
-    """Let the processes of a run decide together, without waiting for each other.
+    """The maximum of some numbers over all ranks, by an asynchronous all-reduce.
 
-    A vote travels beside the training, in a gloo group of its own, and its result is read when the
-    next one begins: every process then has the same one. The result also says after how many steps
-    that is. One process decides at once.
+    The all-reduce runs during the training, in a gloo group of its own. Each rank reads the result
+    when the next vote begins, so all ranks have it at the same step. The ranks also vote on the
+    number of steps until the next vote. With a single process, the result is there at once.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
         is_alone = trainer.world_size == 1 or not dist.is_initialized()
         self.group = None if is_alone else dist.new_group(backend="gloo")
-        self.work: Any = None
+        self.work: Any = None  # the running all-reduce
         self.votes = torch.empty(0)
-        self.num_steps = self.steps_left = 1
-        self.asked_time = time.monotonic()
+        self.num_steps = self.steps_left = 1  # between two votes, and until the next one
+        self.vote_time = time.monotonic()
 
     def ask(self, *values: int) -> list[int] | None:
-        """Return the largest of each value among all processes, as of the vote before.
+        """Return the maximum of each value over all ranks, from the previous vote.
 
-        To be called at every step.
+        All ranks must call this at every step.
 
         Returns:
-            ``None`` at a step without a result; one process always gets its own values.
+            ``None`` at a step without a result; the same ``values`` in a run of one process.
         """
         if self.group is None:
             return list(values)
@@ -50,23 +50,23 @@ class Agreement:
         if self.steps_left:
             return None
         now = time.monotonic()
-        fitting = int(SECONDS_BETWEEN * self.num_steps / max(now - self.asked_time, 1e-9))
-        self.asked_time = now
+        steps_in_time = int(SECONDS_BETWEEN * self.num_steps / max(now - self.vote_time, 1e-9))
+        self.vote_time = now
         result = None
         if self.work is not None:
             self.work.wait()
-            *result, fewest = self.votes.tolist()
-            self.num_steps = -fewest
+            *result, negative_steps = self.votes.tolist()
+            self.num_steps = -negative_steps
         self.steps_left = self.num_steps
-        # The slowest process decides: its number of steps is the smallest.
-        fewest = -min(max(fitting, 1), MOST_STEPS_BETWEEN)
-        self.votes = torch.tensor([*values, fewest], dtype=torch.int32)
+        # The maximum of negative numbers is the fewest steps: those of the slowest rank.
+        negative_steps = -min(max(steps_in_time, 1), MOST_STEPS_BETWEEN)
+        self.votes = torch.tensor([*values, negative_steps], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return result
 
 
 def host_group() -> Any:
-    """Return the group of all processes that sends through the hosts: of gloo."""
+    """Return the gloo group of all ranks, which communicates between the hosts."""
     world = dist.group.WORLD
     if world not in _host_groups:
         is_on_host = dist.get_backend() == "gloo"
@@ -75,17 +75,17 @@ def host_group() -> Any:
 
 
 def gather(trainer: pl.Trainer, value: Any, group: Any = None, to_first: bool = False) -> list[Any]:
-    """Return what each process of the run, or of a group, has, by rank; all of them call it.
+    """Return the value of each rank of the run or the group. All ranks must call this.
 
-    It is sent from host to host, and needs no memory on a device. With `to_first` the other
-    processes have no use for it, and get an empty list.
+    The values go from host to host, and need no device memory. With ``to_first``, non-zero ranks
+    get an empty list.
     """
     if trainer.world_size == 1:
         return [value]
     group = group or host_group()
-    everyone = [None] * dist.get_world_size(group)
+    values = [None] * dist.get_world_size(group)
     if not to_first:
-        dist.all_gather_object(everyone, value, group)
-        return everyone
-    dist.gather_object(value, everyone if trainer.is_global_zero else None, 0, group)
-    return everyone if trainer.is_global_zero else []
+        dist.all_gather_object(values, value, group)
+        return values
+    dist.gather_object(value, values if trainer.is_global_zero else None, 0, group)
+    return values if trainer.is_global_zero else []

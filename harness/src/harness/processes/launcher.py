@@ -1,4 +1,4 @@
-"""Read what torchrun or Slurm says about the processes that it started. Imports no torch.
+"""Read the environment variables of torchrun and Slurm. This module imports no torch.
 
 In: the environment. Out: a ``Launcher``, this process's rank, and Lightning's cluster environment.
 Next: ``meeting``, where the processes of a launcher agree on a folder.
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """What started this process, and its place among the processes of the run."""
+    """The program that started this process, and this process's rank in the run."""
 
-    name: str = "python"  # or torchrun, srun; python also where a batch script starts one process
+    name: str = "python"  # or torchrun or srun; a batch script that starts one process is python
     rank: int = 0
-    local_rank: int = 0  # among the processes of this machine
+    local_rank: int = 0  # rank on this machine
     num_processes: int = 1
     num_here: int = 1  # processes on this machine
     num_nodes: int = 1
-    job: str | None = None  # names the run across restarts
+    job: str | None = None  # the same name for all restarts of the run
     is_again: bool = False  # whether this start may be a restart of the same run
-    task: str | None = None  # number in an array of Slurm's
-    num_torchruns: int = 1  # that srun started; unknown after a restart by torchrun
+    task: str | None = None  # index in a Slurm job array
+    num_torchruns: int = 1  # torchruns that srun started; unknown after a restart by torchrun
 
     @property
     def is_one_of_several(self) -> bool:
-        """Return whether the run has other processes, which this one must reach."""
+        """Return whether the launcher started several processes, which must reach each other."""
         return self.num_processes > 1
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return the name or address of the machine of rank 0, and a port there."""
+        """Return the host name or address of rank 0, and a port there."""
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         if self.name == "srun":
-            # The first name in "node[03-05,7],gpu1".
+            # "node[03-05,7],gpu1" begins with node03.
             nodes = os.environ.get("SLURM_STEP_NODELIST", "")
             host = host or re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes).partition(",")[0]
-            # Two steps of a job, and two jobs on a machine, get ports of their own.
+            # Two steps of a job, and two jobs on a machine, get different ports.
             job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID")
             port = port or str(15000 + (job * 10 + step) % 10000)
         if port and not port.isdigit():
-            raise UserError(f"MASTER_PORT={port} must be a number.")
+            raise UserError(f"MASTER_PORT={port} is no number. Set MASTER_PORT=<a free port>.")
         return host or "localhost", int(port or 29500)
 
 
 def launcher() -> Launcher:
-    """Read the environment of this process."""
+    """Return the ``Launcher`` that this process's environment describes."""
     env, num_tasks = os.environ, number("SLURM_STEP_NUM_TASKS", 1)
     is_requeued, job = number("SLURM_RESTART_COUNT") > 0, _slurm_job()
     alone = Launcher(job=job, is_again=is_requeued, task=env.get("SLURM_ARRAY_TASK_ID"))
@@ -67,7 +67,7 @@ def launcher() -> Launcher:
             num_here=number("LOCAL_WORLD_SIZE", 1),
             num_nodes=number("GROUP_WORLD_SIZE", 1),
             job=job or run_id,
-            # A torchrun that loses a machine, or takes one in, counts no restart.
+            # torchrun does not count a restart when it loses or gains a machine.
             is_again=is_requeued or was_restarted or (job is None and run_id is not None),
             num_torchruns=1 if was_restarted else num_tasks,
         )
@@ -86,7 +86,7 @@ def launcher() -> Launcher:
 
 
 def launcher_of(trainer: Any) -> Launcher:
-    """Read the launcher, or NODE_RANK where ``trainer.num_nodes`` commands were typed by hand."""
+    """Return the launcher; if a user starts each node's command by hand, NODE_RANK is the rank."""
     this, num_nodes = launcher(), trainer.num_nodes
     if this.name == "python" and num_nodes > 1:
         rank = int(os.environ["NODE_RANK"])
@@ -95,23 +95,24 @@ def launcher_of(trainer: Any) -> Launcher:
 
 
 def is_further_rank() -> bool:
-    """Return whether this machine's first process started this one, and no launcher did."""
+    """Return whether local rank 0, and no launcher, started this process as another rank."""
     return os.environ.get("LOCAL_RANK", "0") != "0" and launcher().name == "python"
 
 
 def global_rank() -> int:
-    """Return the rank of this process in its run, from the environment; 0 if alone."""
+    """Return the rank of this process in its run, from the environment; 0 in a single process."""
     if (this := launcher()).is_one_of_several:
         return this.rank
-    # Without a launcher, the first process of another machine has LOCAL_RANK=0 as well.
+    # Without a launcher, local rank 0 of another machine has only NODE_RANK set.
     return number("RANK", max(number("LOCAL_RANK"), number("NODE_RANK")))
 
 
 def environments() -> "list[ClusterEnvironment]":
-    """Describe the tasks of an srun to Lightning as torchrun would, and a batch script as a shell.
+    """Return Lightning's cluster environment for a process under Slurm, or none elsewhere.
 
-    Lightning's own class for Slurm ignores jobs that are named bash or interactive, and waits for
-    others in a batch script that starts one process. Everything else Lightning finds itself.
+    The tasks of an srun get the variables and the class of torchrun; a batch script that starts one
+    process gets the class of a shell. Lightning's own class for Slurm ignores jobs named bash or
+    interactive, and in a batch script it waits for more processes than there are.
     """
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -128,13 +129,13 @@ def environments() -> "list[ClusterEnvironment]":
 
 
 def number(name: str, default: int = 0) -> int:
-    """Return the number that a variable holds."""
+    """Return the number in an environment variable, or ``default`` if it is none."""
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else default
 
 
 def _slurm_job() -> str | None:
-    """Name the job by its number and its task of an array."""
+    """Return a name of the Slurm job: its number, and its index in a job array."""
     job, task = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     if job is None or task is None:
         return job and f"slurm_{job}"
@@ -142,7 +143,7 @@ def _slurm_job() -> str | None:
 
 
 def _torchrun_id() -> str | None:
-    """Return the ``--rdzv-id`` that a person gave; ``--standalone`` makes up a UUID."""
+    """Return the user's ``--rdzv-id``, or ``None``; ``--standalone`` generates a UUID instead."""
     name = os.environ["TORCHELASTIC_RUN_ID"]
-    is_made_up = name == "none" or re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name)
-    return None if is_made_up else "torchrun_" + re.sub(r"[^\w.-]", "_", name)
+    is_uuid = re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name)
+    return None if name == "none" or is_uuid else "torchrun_" + re.sub(r"[^\w.-]", "_", name)

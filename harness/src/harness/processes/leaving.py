@@ -1,9 +1,9 @@
-"""End a process of a run: when it is asked to, when its parent ends, when it fails.
+"""End a process of a run: after a signal, when its parent process ends, or after an error.
 
-In: signals, and the end of the process that started this one. Out: an exit status, 128 + the
-signal's number, or 75 under srun. Of several processes that fail one tells why, and its end ends
-the others. A run that trains has ``Signals``: ``checkpoints.safe_point`` saves and leaves. Imports
-no torch.
+In: signals, and the end of the parent process. Out: an exit status: 128 + the signal's number, or
+75 under srun. If several processes fail, one of them prints the error, and its end ends the others.
+A training run handles signals by ``Signals``: ``checkpoints.safe_point`` then saves and exits. This
+module imports no torch.
 """
 
 import _thread
@@ -29,32 +29,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-# An exception may only be what the end of another process looks like from here. Whoever ended
-# first has said why, and ends this process within this time.
+# An exception may be only the effect of another process's end. That process has then printed the
+# cause, and ends this process within this time.
 NOTICE_SECONDS = 1.0
-# Of processes that fail in the same way the first one tells, and ends the others within this time.
+# If several processes fail in the same way, local rank 0 prints the error and ends the others within
+# this time.
 TELL_SECONDS = 2.0
-# Slurm passes on what a terminal has sent to all: two signals within this time are one.
+# After Ctrl-C, a process may get the signal from the terminal and once more from Slurm. Two signals
+# within this time count as one.
 SAME_SECONDS = 0.5
-# A process that is to save once its launcher has ended gets this long to reach a safe point.
+# After its launcher has ended, a process has this long to reach a safe point and save.
 ORPHAN_SECONDS = 10.0
-# Exit statuses of a task of srun, which ends with the highest of its tasks': where one fails, Slurm
-# ends the others, and these must not look as if all were asked to leave and can go on.
+# Exit statuses of an srun task. srun exits with the highest status of its tasks. If one fails, Slurm
+# ends the others with a signal, so FAILED must be the highest: else the run would look resumable.
 CAN_GO_ON, FAILED = 75, 100
-PATIENCE_SECONDS = 5.0  # schedulers kill ten or more seconds after they have asked
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+PATIENCE_SECONDS = 5.0  # schedulers send SIGKILL ten or more seconds after the first signal
+PR_SET_PDEATHSIG = 1  # a constant of Linux's prctl
 
-# A notebook's process is not the run's to end: it gets an exception instead.
+# In a notebook, the run must not end the process: it raises an exception instead.
 keeps_process = False
-followed = 0  # pid of the parent that this process must not outlive; 0 where there is none
-# The further ranks that this process started, as long as the run cannot go on without them.
+followed = 0  # pid of the parent that this process must not outlive; 0 if there is none
+# The ranks that this process started, as long as the run needs them.
 ranks: "list[subprocess.Popen[bytes]]" = []
 
 
 def answer_signals() -> None:
-    """Leave at once when asked to, with 128 + the signal's number, while nothing needs saving.
+    """Start a thread that ends this process at a signal, with status 128 + the signal's number.
 
-    A thread does it: the main thread may be in the middle of an import, or wait for others.
+    For the time in which nothing needs saving. The main thread cannot do this, because it may be in
+    an import or wait in a collective operation.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -67,59 +70,63 @@ def answer_signals() -> None:
 
 
 def leave_to_thread(signum: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread answers. Whoever installs another handler answers instead."""
+    """Do nothing: the thread ends the process, unless another handler replaces this one."""
 
 
 def _answer(reader: socket.socket) -> None:
+    """Wait for signals, whose numbers Python writes to the socket, and end this process."""
     first_time = math.inf
-    while woken := reader.recv(1):
-        signum, handler = woken[0], signal.getsignal(woken[0])
+    while received := reader.recv(1):
+        signum, handler = received[0], signal.getsignal(received[0])
         if handler is leave_to_thread:
             leave(128 + signum)
-        is_run = isinstance(getattr(handler, "__self__", None), Signals)  # not an author's handler
+        is_run = isinstance(getattr(handler, "__self__", None), Signals)  # no handler of the user
         if is_run and signum == signal.SIGINT:
-            # Slurm passes on what a terminal has sent to all: that is no second one.
             if time.monotonic() > first_time + SAME_SECONDS:
-                log.warning("SIGINT: left without saving. Its last checkpoint can be resumed.")
+                log.warning(
+                    "SIGINT: the run exits without saving. Use resume=auto to resume it from its "
+                    "last checkpoint."
+                )
                 leave(128 + signum)
             first_time = min(first_time, time.monotonic())
         if followed and os.getppid() != followed:
-            log.warning("The process %d, which started this one, has ended.", followed)
+            log.warning("The parent process %d of this process has ended.", followed)
             _call_later(ORPHAN_SECONDS, os.kill, os.getpid(), signal.SIGKILL)
 
 
 def _call_later(seconds: float, function: Any, *arguments: Any) -> None:
     timer = threading.Timer(seconds, function, arguments)
-    timer.daemon = True  # it does not keep this process alive
+    timer.daemon = True  # the timer does not keep this process alive
     timer.start()
 
 
 class Signals:
-    """Note a signal and finish the step; a second Ctrl-C leaves at once.
+    """Handlers that store a signal, so that the run finishes its step and saves.
 
-    The handler does nothing else, because it may run inside a collective operation.
+    A second Ctrl-C ends the process at once. The handlers do nothing else, because they may run
+    inside a collective operation.
     """
 
     def __init__(self) -> None:
-        self.received, self.received_time = 0, 0.0
-        self.wait_for_step = False  # whether training has begun, so that there is something to save
+        self.received, self.received_time = 0, 0.0  # the last signal's number and time
+        self.wait_for_step = False  # whether training has begun, so that there is a state to save
         self.is_validating = False  # whether the next safe point may be far away
-        self.before_leaving: Any = lambda: None  # waits for what is being written
-        self.before: dict[int, Any] = {}
+        self.before_leaving: Any = lambda: None  # waits until files are written
+        self.before: dict[int, Any] = {}  # handlers to restore, by signal
         self.pid = os.getpid()
 
     def install(self) -> None:
-        """Handle the signals in this process."""
+        """Install the handlers in this process."""
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
-        # A further rank cannot save without its parent, the first one, and dies with it.
+        # A rank that local rank 0 started cannot save without it, so the kernel kills both.
         if not is_further_rank():
-            set_parent_signal(signal.SIGTERM)  # all get it, and save together
+            set_parent_signal(signal.SIGTERM)  # all ranks receive it, and save together
         self.before = {signum: signal.signal(signum, self.note) for signum in ASKED_TO_LEAVE}
 
     def restore(self) -> None:
-        """Put the handlers from before back."""
+        """Restore the handlers from before ``install``."""
         if self.before:
             set_parent_signal(signal.SIGKILL)
         while self.before:
@@ -128,9 +135,9 @@ class Signals:
         self.received = 0
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal in the main thread."""
+        """Handle a signal in the main thread: store it, or end the process."""
         if os.getpid() != self.pid:
-            return  # a worker that has just been forked
+            return  # in a data worker that was just forked
         is_later = time.monotonic() > self.received_time + SAME_SECONDS
         is_second = signum == signal.SIGINT == self.received and is_later
         self.received, self.received_time = signum, time.monotonic()
@@ -139,14 +146,15 @@ class Signals:
         _call_later(PATIENCE_SECONDS, self.leave_if_late)
 
     def leave_if_late(self) -> None:
-        """Leave a validation without a checkpoint where no safe point has come in time."""
+        """End the process during a validation if it has reached no safe point in time."""
         is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
         if is_late and self.is_validating and self.wait_for_step:
-            if keeps_process:  # of a notebook: ``note`` leaves, in the main thread
+            if keeps_process:  # in a notebook: ``note`` raises in the main thread
                 _thread.interrupt_main()
                 return
             log.warning(
-                "%s: left in the middle of a validation. The run goes on from its last checkpoint.",
+                "%s: the run exits in the middle of a validation. Use resume=auto to resume it "
+                "from its last checkpoint.",
                 signal.Signals(self.received).name,
             )
             self.before_leaving()
@@ -154,9 +162,9 @@ class Signals:
 
 
 def follow(pid: int) -> None:
-    """Let Linux's kernel kill this process when its parent ends, or end it if that has ended.
+    """Let the Linux kernel kill this process when its parent ends; exit if it has ended already.
 
-    The kernel takes the end of the thread that started this process for the parent's.
+    The kernel sends the signal when the thread that started this process ends.
     """
     global followed
     followed = pid
@@ -164,18 +172,19 @@ def follow(pid: int) -> None:
 
 
 def set_parent_signal(signum: int) -> None:
-    """Choose what the parent's end sends: SIGTERM to save first, 0 where all is done."""
+    """Set the signal at the parent's end: SIGKILL, SIGTERM to save first, 0 for none."""
     if followed and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-        if os.getppid() != followed:  # the kernel sends no signal any more
+        if os.getppid() != followed:  # it ended before: the kernel sends no signal
             os._exit(1)
 
 
 def be_data_worker() -> None:
-    """Let a data worker live until its process ends, though signals go to the whole group.
+    """Let a data worker ignore signals and end with its training process.
 
-    torch's own look for that end takes seconds, or a sample. The kernel looks at a thread's end, so
-    only a worker follows that the main thread forked.
+    Signals go to the whole process group, and the training process still needs its workers. torch
+    notices the parent's end only after seconds, or after a sample. The kernel acts at a thread's
+    end, so only a worker that the main thread forked follows its parent.
     """
     for signum in ASKED_TO_LEAVE:
         signal.signal(signum, signal.SIG_IGN)
@@ -184,28 +193,31 @@ def be_data_worker() -> None:
 
 
 def end_data_workers() -> None:
-    """Kill the data workers that are left at this process's end, where torch has not ended them.
+    """Kill the data workers that still run at this process's exit.
 
-    An exception that has passed through a loader keeps it alive, and Python's own end would wait
-    for ever: it asks by SIGTERM.
+    A traceback through a loader keeps the loader alive, so torch does not end its workers. Python
+    would wait for them for ever, because it sends SIGTERM, which they ignore.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker is killed
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()
 
 
 def is_first_on_screen() -> bool:
-    """Return whether this process reports for all: srun has one screen, others one per machine."""
+    """Return whether this process reports for the others on its screen.
+
+    srun has one screen for all ranks; other launchers have one per machine.
+    """
     this = launcher()
     return (this.rank if this.name == "srun" else number("LOCAL_RANK")) == 0
 
 
 def before_telling(is_mistake: bool) -> None:
-    """Wait as long as another process may tell the same error; its end then ends this one.
+    """Wait while another process may report the same error; its end then ends this process.
 
     Args:
-        is_mistake: whether the error has its cause in this process, which a ``UserError`` has.
+        is_mistake: whether this process caused the error, which holds for a ``UserError``.
     """
     if not is_first_on_screen():
         time.sleep(TELL_SECONDS)
@@ -215,29 +227,31 @@ def before_telling(is_mistake: bool) -> None:
 
 
 def let_first_leave() -> None:
-    """Wait for rank 0 after all agreed to leave: a launcher kills it when another one ends."""
+    """Let rank 0 exit first after a stop of all ranks: a launcher kills it if another exits."""
     if not is_first_on_screen() and launcher().name != "python":
         time.sleep(TELL_SECONDS)
 
 
 def release_ranks() -> "list[subprocess.Popen[bytes]]":
-    """Return the further ranks, which may end from now on."""
+    """Return the ranks that this process started, and let them end from now on."""
     processes, ranks[:] = list(ranks), []
     return processes
 
 
 def end_ranks() -> None:
-    """Kill the further ranks that this process started; it has said why the run ends."""
+    """Kill the ranks that this process started, after it has reported why the run ends."""
     for process in release_ranks():
         process.kill()
 
 
 def leave(status: Any) -> NoReturn:
-    """End this process, its ranks and its workers now, whatever it is waiting for."""
+    """Kill this process's ranks and workers, and exit at once, even while it waits."""
     if threading.current_thread() is threading.main_thread():
         if keeps_process:
             raise KeyboardInterrupt if status == 128 + signal.SIGINT else SystemExit(status)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises where a worker is killed
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # torch's handler raises if a worker is killed
     end_ranks()
     for worker in multiprocessing.active_children():
         worker.kill()
@@ -252,5 +266,5 @@ def leave(status: Any) -> NoReturn:
 
 
 def is_task_of_slurm() -> bool:
-    """Return whether srun started this process, or one before it."""
+    """Return whether srun started this process or one of its ancestors."""
     return "SLURM_STEP_NUM_TASKS" in os.environ

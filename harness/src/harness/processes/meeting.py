@@ -1,8 +1,8 @@
-"""Let the processes that a launcher started as one run compare themselves and share one folder.
+"""Compare the processes that a launcher started as one run, and give them one folder.
 
-In: a ``Launcher``. Out: what rank 0 chose, in every process. Next: the process group, which opens
-the same store at the same address. The processes that a run starts by itself do not meet: their
-environment carries the folder.
+In: a ``Launcher``. Out: the decision of rank 0, in every process. Next: the process group, which
+opens the same store at the same address. Ranks that the run starts by itself need no rendezvous:
+they get the folder by an environment variable.
 """
 
 import json
@@ -20,16 +20,16 @@ from uuid import uuid4
 from harness.errors import UserError
 from harness.processes.launcher import Launcher, number
 
-SHARE_SECONDS = 20.0  # after which a network disk shows to all machines what one has written
-READ_SECONDS = 0.5  # in which the others read why rank 0, which may serve the store, ends
+SHARE_SECONDS = 20.0  # a network disk shows a new file to all machines within this time
+READ_SECONDS = 0.5  # rank 0 may serve the store: the others read its error within this time
 
 
 class Meeting:
-    """Agreement of the processes that were started as one run; one alone agrees at once.
+    """Common decisions of the processes of one run; a single process decides at once.
 
     Args:
-        launcher: of this process.
-        minutes: how long to wait for another process, at any moment.
+        launcher: the launcher of this process.
+        minutes: the longest time to wait for another process, in each operation.
     """
 
     def __init__(self, launcher: Launcher, minutes: float) -> None:
@@ -37,12 +37,20 @@ class Meeting:
         self.others = range(1, launcher.num_processes)
         self.host = socket.gethostname()
         self.store: Any = connect(launcher, minutes) if launcher.is_one_of_several else None
-        self.key = "start"  # of the next decision
+        self.key = "start"  # the store's key of the next decision
 
     def agree(
         self, fingerprint: Callable[[], Mapping[str, Any]], choose: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Stop the run where processes differ; else let rank 0 ``choose`` for all, plain values."""
+        """Return the result of ``choose`` on rank 0, in all processes.
+
+        Args:
+            fingerprint: returns settings and checksums that must be equal in all processes.
+            choose: returns JSON values; called on rank 0 only.
+
+        Raises:
+            UserError: in all processes, if a fingerprint differs.
+        """
         if self.store is None:
             return choose()
 
@@ -53,7 +61,7 @@ class Meeting:
         return dict(self._decide((self.host, _is_hidden(self.host), fingerprint()), decide))
 
     def check_shared(self, folder: Path) -> None:
-        """Refuse a folder that a process does not see; all wait until all have looked."""
+        """Raise a ``UserError`` in all processes if one of them does not see the folder."""
         if self.store is None:
             return
         if self.rank == 0:
@@ -68,32 +76,36 @@ class Meeting:
                     f"{host} does not see {folder}, which rank 0 has on its machine.\n"
                     "Use output_dir=<a folder on a disk that all machines share>."
                 )
-            # torchrun's store stays for a start that meets there again.
+            # A restart that torchrun does not count uses the same store and the same keys.
             for key in ["start", *(f"start/{rank}" for rank in self.others)]:
                 self.store.delete_key(key)
 
         self._decide(self.host if is_other else "", decide)
 
-    def _decide(self, mine: Any, decide: Callable[[Sequence[Any]], Any]) -> Any:
-        """Let rank 0 decide by what each process has, and return that, or raise, in all."""
+    def _decide(self, value_here: Any, decide: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return, in all processes, what ``decide`` returns on rank 0 for the values by rank.
+
+        If ``decide`` raises, all processes raise the same text.
+        """
         key = self.key
         if self.rank > 0:
-            self._set(f"{key}/{self.rank}", mine)
+            self._set(f"{key}/{self.rank}", value_here)
             answer = self._get(key, 0)
             if "failure" in answer:
                 raise UserError(answer["failure"])
             self.key = answer["next"]
             return answer["value"]
         try:
-            value = decide([mine, *(self._get(f"{key}/{rank}", rank) for rank in self.others)])
+            others = (self._get(f"{key}/{rank}", rank) for rank in self.others)
+            value = decide([value_here, *others])
         except Exception as error:
             text = str(error) if isinstance(error, UserError) else repr(error)
             text = text if text.startswith("Rank ") else f"Rank 0 on {self.host}: {text}"
-            with suppress(RuntimeError):  # of the store
+            with suppress(RuntimeError):  # the store may have failed
                 self._set(key, {"failure": text})
                 time.sleep(READ_SECONDS)
             raise
-        self.key = uuid4().hex  # no answer of a start before can be taken for the next one
+        self.key = uuid4().hex  # unique, so that no answer to an earlier start is read
         self._set(key, {"value": value, "next": self.key})
         return value
 
@@ -101,26 +113,28 @@ class Meeting:
         self.store.set(key, json.dumps(value))
 
     def _get(self, key: str, rank: int) -> Any:
-        """Return what the process of a rank writes, or raise where it does not come in time."""
+        """Return the value that a rank writes; raise a ``UserError`` if it is not there in time."""
         from torch.distributed import DistStoreError
 
         try:
             return json.loads(self.store.get(key))
         except DistStoreError as error:
-            limit = f"join_minutes={self.minutes:g}"
-            raise UserError(f"No answer from rank {rank} within {limit}.") from error
+            raise UserError(
+                f"No answer from rank {rank} within join_minutes={self.minutes:g}.\n"
+                "Read that rank's output, or set more join_minutes."
+            ) from error
         except RuntimeError as error:
-            raise UserError("The process of rank 0 has ended; its output says why.") from error
+            raise UserError("The process of rank 0 has ended. Read its output.") from error
 
 
 def connect(launcher: Launcher, minutes: float) -> Any:
-    """Open the store of all processes: torchrun's own, else one that rank 0 serves."""
+    """Return the key-value store of all processes: torchrun's, or one that rank 0 serves."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     host, port = launcher.address
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        socket.getaddrinfo(host, None)  # torch would try until the time is over
+        socket.getaddrinfo(host, None)  # fail at once; torch would try until the time is over
         store = TCPStore(
             host,
             port,
@@ -128,46 +142,49 @@ def connect(launcher: Launcher, minutes: float) -> Any:
             is_master=launcher.rank == 0 and not has_agent,
             timeout=timedelta(minutes=minutes),
             wait_for_workers=False,
-            multi_tenant=True,  # the process group opens it again
+            multi_tenant=True,  # the process group will open the same store
         )
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"{socket.gethostname()} cannot meet rank 0 at {host}, port {port}, within "
+            f"{socket.gethostname()} cannot reach rank 0 at {host}, port {port}, within "
             f"join_minutes={minutes:g}: {str(error).splitlines()[0]}\nSet MASTER_ADDR=<an address> "
             "(torchrun --local-addr) or MASTER_PORT=<a free port>."
         ) from error
-    # torchrun's store keeps the keys of a start that failed; as torch does, count its restarts.
+    # torchrun's store keeps the keys of a failed start, so each restart gets its own prefix.
     start = number("TORCHELASTIC_RESTART_COUNT") if has_agent else 0
     return PrefixStore(f"harness/{start}", store)
 
 
 def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> None:
-    """Refuse processes that differ from rank 0, or that the others cannot reach.
+    """Raise a ``UserError`` if a process differs from rank 0, or if others cannot reach it.
 
     Args:
-        processes: by rank: the machine, whether its own name hides it, its fingerprint, in which
-            checksums of files are numbers and settings are texts.
+        processes: by rank: the host name, whether ``_is_hidden``, and the fingerprint. In a
+            fingerprint, checksums of files are integers, and settings are strings.
     """
     first_host, _, first = processes[0]
     are_several = any(host != first_host for host, *_ in processes)
     for rank, (host, is_hidden, other) in enumerate(processes):
         if are_several and is_hidden:
             raise UserError(
-                f"Rank {rank} on {host} cannot be reached: its machine's name leads to itself "
-                "alone.\nSet GLOO_SOCKET_IFNAME=<its network interface> there."
+                f"Rank {rank} on {host} cannot be reached: there, the name {host} stands for a "
+                "local address.\nSet GLOO_SOCKET_IFNAME=<its network interface> on that machine."
             )
         if first != other:
             name = min(key for key in {*first, *other} if first.get(key) != other.get(key))
             value = other.get(name)
             what = f"another {name}" if isinstance(value, int) else f"{name}={value}"
             raise UserError(
-                f"Rank {rank} on {host} has {what}, unlike rank 0 on {first_host}.\nSettings that "
-                "may differ between machines belong to may_differ in conf/rules.yaml."
+                f"Rank {rank} on {host} has {what}, unlike rank 0 on {first_host}.\nIf a setting "
+                "may differ between machines, add it to may_differ in conf/rules.yaml."
             )
 
 
 def _is_hidden(host: str) -> bool:
-    """Return whether this machine's name leads to itself, as on Debian: gloo cannot be reached."""
+    """Return whether this machine's name resolves to a loopback address, as on Debian.
+
+    Other machines then cannot reach this one by gloo.
+    """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return False
     try:
@@ -177,11 +194,11 @@ def _is_hidden(host: str) -> bool:
 
 
 def _checksum(folder: Path) -> str:
-    """Compute a checksum of the configs that tell a run's folder from every other one."""
+    """Return a checksum of the configs in a run's folder, which differ from any other run's."""
     checksum = 0
     with suppress(OSError):
-        os.listdir(folder)  # lets NFS look anew
-        # Not the lock's file: closing it would give up this process's lock.
+        os.listdir(folder)  # makes NFS refresh its cache
+        # Do not open the lock file: closing it would release this process's lock.
         for path in sorted(folder.glob("*.yaml")):
             checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)
     return str(checksum)

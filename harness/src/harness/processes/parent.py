@@ -1,7 +1,8 @@
-"""Find out which run, sweep or torchrun started this process, and end with it.
+"""Find the run, sweep or torchrun that started this process, and end with it.
 
-In: the environment. Out: the folder of the run or job that this process was started for. Next:
-``command.main``. A program that inherited the variable, as from a callback, removes it. No torch.
+In: the environment. Out: the folder of this process's run or job. Next: ``command.main``. If a
+program inherited the variable without being a rank or job, the functions remove it. This module
+imports no torch.
 """
 
 import os
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from harness.processes.launcher import is_further_rank
 
-PARENT = "HARNESS_PARENT"  # "<pid of the process that starts others>:<rank or job>:<their folder>"
-# Variables by which launchers address the processes of one run.
+PARENT = "HARNESS_PARENT"  # "<pid of the parent>:<rank or job>:<folder of this process>"
+# Variables that launchers set in the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
     "|ROLE_.*|TORCHELASTIC_.*|SLURM_.*|HARNESS_.*"
@@ -24,12 +25,12 @@ OF_LAUNCHERS = re.compile(
 def follow_parent() -> None:
     """Let this process end when the run, sweep or torchrun that started it ends.
 
-    Call it first of all: imports take seconds, in which the parent may end. What a person
-    started has no parent to follow, and Slurm ends the processes of its jobs itself.
+    Call this first: the other imports take seconds, in which the parent may end. A command that a
+    user typed follows no parent. Slurm ends the processes of its jobs by itself.
     """
     pid, role, _ = _parent()
     if sys.platform != "linux" or (role == "rank" and not is_further_rank()):
-        return  # the latter is a program that inherited the variable
+        return  # in the second case, this program only inherited the variable
     if not role and "TORCHELASTIC_RUN_ID" in os.environ:
         pid = os.getppid()
     if pid and (pid == os.getppid() or not _is_alive(pid)):
@@ -39,7 +40,10 @@ def follow_parent() -> None:
 
 
 def folder_of_run() -> Path | None:
-    """Return the folder of the run of which this process is a further rank; else forget it."""
+    """Return the folder of the run if another rank started this process, and ``None`` otherwise.
+
+    A program that only inherited a run's variables loses them, so that it starts as a new run.
+    """
     pid, role, run_dir = _parent()
     if role != "rank":
         return None
@@ -51,7 +55,7 @@ def folder_of_run() -> Path | None:
 
 
 def folder_of_job() -> Path | None:
-    """Return the folder of the job that a sweep started this process for, once."""
+    """Return the folder of the sweep's job, once: the variable is removed; ``None`` for no job."""
     _, role, run_dir = _parent()
     if role != "job":
         return None
@@ -61,7 +65,7 @@ def folder_of_job() -> Path | None:
 
 @contextmanager
 def environment_of_ranks(run_dir: Path) -> Iterator[None]:
-    """Set the run's folder for the further ranks that are started in the block."""
+    """Pass the run's folder to the ranks that are started within the block."""
     os.environ[PARENT] = f"{os.getpid()}:rank:{run_dir}"
     try:
         yield
@@ -70,7 +74,7 @@ def environment_of_ranks(run_dir: Path) -> Iterator[None]:
 
 
 def job_environment(run_dir: Path) -> dict[str, str]:
-    """Return the environment of a process that computes one job."""
+    """Return the environment for the process of one job of a sweep."""
     inherited = os.environ | {PARENT: f"{os.getpid()}:job:{run_dir}"}
     return {key: value for key, value in inherited.items() if key != "HYDRA_FULL_ERROR"}
 

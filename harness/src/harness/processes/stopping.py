@@ -1,8 +1,8 @@
-"""Let ``trainer.should_stop`` of one rank end the training of all ranks, at the same step.
+"""End the training of all ranks at the same step if one rank sets ``trainer.should_stop``.
 
-In: ``trainer.should_stop``, which the user's code and callbacks set. Out: the same attribute, which
-is ``True`` at the same step in all ranks, at the end of an optimizer step. Next: Lightning
-validates, and ends the training.
+In: ``trainer.should_stop``, which the user's code and callbacks set. Out: the same attribute, set
+on all ranks at the end of the same optimizer step. Next: Lightning validates, and ends the
+training.
 """
 
 from typing import Any
@@ -14,26 +14,26 @@ from harness.upstream import callbacks_of
 
 
 class Stopping:
-    """Hold a rank that wants to stop until all ranks know.
+    """Delay a stop that one rank requests until all ranks stop at the same step.
 
-    A rank that left alone would let the others wait for ever. No step waits: a stop that is set in
-    a training batch travels with the next vote, as a signal does. One that is set at the end of a
-    validation or of an epoch, as ``EarlyStopping`` does, counts there, because ranks meet anyway.
+    If one rank stopped alone, the others would wait for it for ever. No step waits for a decision:
+    a stop that is set in a training batch is part of the next vote, as a signal is. At the end of a
+    validation or an epoch, where ``EarlyStopping`` sets it, the ranks gather it at once.
 
     Args:
-        group: of the ranks, for what they gather.
+        group: the process group in which the ranks gather.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.is_wanted = False  # by this rank
-        self.is_voted = False  # by a rank, and all ranks know
+        self.is_wanted = False  # this rank requests the stop
+        self.is_voted = False  # a vote has passed a rank's request to all ranks
         self.is_agreed = False  # all ranks stop at the end of this step
 
     def hold(self, trainer: pl.Trainer) -> None:
-        """Let no rank stop at the end of a batch unless all ranks have agreed, and the step ends.
+        """Set ``should_stop`` after a batch: ``True`` only if all ranks know and the step ends.
 
-        Lightning would stop between the batches that are accumulated for one step.
+        Lightning alone would stop even between the accumulated batches of one step.
         """
         if not trainer.training or self.is_agreed:
             return
@@ -44,18 +44,18 @@ class Stopping:
         self.is_agreed = trainer.should_stop = is_known and (is_step or trainer.is_last_batch)
 
     def end_epoch(self, trainer: pl.Trainer) -> None:
-        """Combine what hooks at the end of a training epoch have set."""
+        """Gather ``should_stop`` of all ranks at the end of a training epoch."""
         if trainer.training:
             self.combine(trainer)
 
     def combine(self, trainer: pl.Trainer) -> None:
-        """Stop all ranks if one of them wants to, where all of them call this."""
+        """Stop all ranks if one of them requests it. All ranks must call this."""
         if not self.is_agreed:
-            wanted = gather(trainer, self.is_wanted or trainer.should_stop, self.group)
-            self.is_agreed = trainer.should_stop = any(wanted)
+            requests = gather(trainer, self.is_wanted or trainer.should_stop, self.group)
+            self.is_agreed = trainer.should_stop = any(requests)
 
 
 def is_time_over(trainer: pl.Trainer) -> bool:
-    """Return whether ``trainer.max_time`` is over, with what earlier starts of the run took."""
-    timers = [one for one in callbacks_of(trainer) if isinstance(one, pl.callbacks.Timer)]
-    return any((left := one.time_remaining()) is not None and left <= 0 for one in timers)
+    """Return whether ``trainer.max_time`` is over, counting the run's earlier starts as well."""
+    timers = [found for found in callbacks_of(trainer) if isinstance(found, pl.callbacks.Timer)]
+    return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
