@@ -59,7 +59,7 @@ def test_second_ctrl_c_ends_a_run_whose_step_does_not_end() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 128 + signal.SIGINT
         assert process.stderr is not None
-        assert "left without saving" in process.stderr.read()
+        assert "exits without saving" in process.stderr.read()
 
 
 def test_signals_that_end_no_run_at_once() -> None:

@@ -32,16 +32,16 @@ ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # An exception may be only the effect of another process's end. That process has then printed the
 # cause, and ends this process within this time.
 NOTICE_SECONDS = 1.0
-# If several processes fail in the same way, local rank 0 prints the error and ends the others within
-# this time.
+# If several processes fail in the same way, local rank 0 prints the error, and ends the others
+# within this time.
 TELL_SECONDS = 2.0
 # After Ctrl-C, a process may get the signal from the terminal and once more from Slurm. Two signals
 # within this time count as one.
 SAME_SECONDS = 0.5
 # After its launcher has ended, a process has this long to reach a safe point and save.
 ORPHAN_SECONDS = 10.0
-# Exit statuses of an srun task. srun exits with the highest status of its tasks. If one fails, Slurm
-# ends the others with a signal, so FAILED must be the highest: else the run would look resumable.
+# Exit statuses of an srun task; srun exits with the highest one of its tasks. If a task fails, Slurm
+# ends the others with a signal. FAILED must be higher, or else the run would look resumable.
 CAN_GO_ON, FAILED = 75, 100
 PATIENCE_SECONDS = 5.0  # schedulers send SIGKILL ten or more seconds after the first signal
 PR_SET_PDEATHSIG = 1  # a constant of Linux's prctl
