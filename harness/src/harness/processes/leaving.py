@@ -40,7 +40,7 @@ TELL_SECONDS = 2.0
 SAME_SECONDS = 0.5
 # After its launcher has ended, a process has this long to reach a safe point and save.
 ORPHAN_SECONDS = 10.0
-# Exit statuses of an srun task; srun exits with the highest one of its tasks. If a task fails, Slurm
+# Exit statuses of an srun task; srun exits with the highest one of its tasks. If one fails, Slurm
 # ends the others with a signal. FAILED must be higher, or else the run would look resumable.
 CAN_GO_ON, FAILED = 75, 100
 PATIENCE_SECONDS = 5.0  # schedulers send SIGKILL ten or more seconds after the first signal
