@@ -91,7 +91,7 @@ class CheckCost(pl.Callback):
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         (checks,) = (c for c in trainer.callbacks if isinstance(c, ParityChecks))
-        self.seconds, self.number = checks.seconds, checks.num_looks
+        self.seconds, self.number = checks.seconds, checks.num_checks
 
 
 def main() -> None:

@@ -19,14 +19,14 @@ def running(num_batches: int = 1) -> Means:
         strategy=strategy, accumulate_grad_batches=num_batches, training=True, is_global_zero=True
     )
     found = Means(trainer, lambda: 1.0)
-    means.use(found.count)
+    means.set_counter(found.count)
     return found
 
 
 @pytest.fixture(autouse=True)
 def nothing_runs():
     yield
-    means.use(None)
+    means.set_counter(None)
 
 
 def test_accumulated_batches_need_one_kind_of_term() -> None:
@@ -82,5 +82,5 @@ def test_a_term_and_one_number_from_0_on_are_asked_for() -> None:
     with pytest.raises(UserError, match="one number each"):
         mean_over(loss, 3)
     for weight in (-1.0, float("nan"), torch.tensor(-2)):
-        with pytest.raises(UserError, match="from 0 on"):
+        with pytest.raises(UserError, match="use 0 or a positive number"):
             mean_over(loss.sum(), weight)

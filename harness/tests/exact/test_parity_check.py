@@ -144,7 +144,7 @@ LOSSES: dict[str, tuple[str, Any]] = {  # what is said of them, "" where nothing
         lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS),
     ),
     "square of a mean": ("of the whole batch", lambda m, x, y: m(x).mean(0).square().sum()),
-    "baseline made in the step": ("each rank has made of its own samples", baseline),
+    "baseline made in the step": ("each rank has built from its own samples", baseline),
     "gathered without gradients": ("compares samples", gathered),
     "gathered": (
         "Give the DataLoader drop_last=True",
@@ -173,17 +173,17 @@ def test_each_kind_of_loss_is_told_with_its_cure(is_manual: bool, tmp_path: Path
         assert bool(found) == bool(says), (name, found)
 
 
-OWN_SAMPLES, WHOLE_BATCH = "has made of its own samples", "of the whole batch"
+OWN_SAMPLES, WHOLE_BATCH = "has built from its own samples", "of the whole batch"
 SAID: dict[str, str] = {  # some of kinds.OF_PARITY; all are in the table of verdicts
     "centre moved by a hook (DINO)": OWN_SAMPLES,
     "class weights from a validation": OWN_SAMPLES,
     "LayerDrop drawn before each batch": "",
     "contrastive from a step within an epoch": WHOLE_BATCH,
     "dropout from the second epoch": "draws random numbers",
-    "sum added in `backward`": "add it to the loss that training_step returns",
+    "sum added in `backward`": "Add it to the loss that training_step returns",
     "gradients clamped in hooks": "A hook of a parameter changes the gradient",
-    "evaluated by neighbours (k-NN)": "evaluates with what each rank has made",
-    "adapted in validation (Tent)": "evaluates a batch by what it has kept",
+    "evaluated by neighbours (k-NN)": "evaluates with state that each rank has built",
+    "adapted in validation (Tent)": "evaluates a batch with state from earlier batches",
     "logs zero but for rounding": "",
     "attributes named drop": "",
     "loader made and read in a step": "",
@@ -232,9 +232,9 @@ class Holding(Classifier):
 
 
 HELD: dict[str, tuple[str, Any, Any]] = {
-    "an iterator": ("which cannot be set back", lambda: iter(range(99)), next),
+    "an iterator": ("which cannot be restored", lambda: iter(range(99)), next),
     "an open file": (
-        "which cannot be set back",
+        "which cannot be restored",
         Path(os.devnull).open,
         lambda file: file.read(),
     ),

@@ -86,7 +86,7 @@ def tells() -> None:
     told = list[str]()
     self_log.log.warning = lambda text, *args: told.append(text % args)  # type: ignore[method-assign]
     fit(OfFirst())
-    is_told = any("first was logged for all batches of process 0" in line for line in told)
+    is_told = any("first was logged for all batches of rank 0" in line for line in told)
     assert is_told == (os.environ["LOCAL_RANK"] == "0")
     assert not any("rare" in line for line in told)
     close_process_group()

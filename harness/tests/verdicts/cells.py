@@ -29,8 +29,8 @@ DIFFERENT = (
     "does not train alike",
     "is not the same for every part of a batch",
     "in training, which is not the mean over samples",
-    "evaluates with what each rank has made of its own samples",
-    "evaluates a batch by what it has kept of those before",
+    "evaluates with state that each rank has built from its own samples",
+    "evaluates a batch with state from earlier batches",
     "BatchNorm sees each share alone",
     "draws random numbers in its steps",
 )

@@ -103,11 +103,11 @@ class GlobalBatches(pl.Callback):
         """Let ``mean_over`` and ``sum_over`` weight losses."""
         self.batches_per_step = int(trainer.accumulate_grad_batches)  # accumulated
         self.means = means.Means(trainer, lambda: self.weight)
-        means.use(self.means.count)
+        means.set_counter(self.means.count)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Let ``mean_over`` and ``sum_over`` do what they do outside of training."""
-        means.use(None)
+        means.set_counter(None)
 
     on_exception = on_train_end
 

@@ -1,9 +1,11 @@
-"""``mean_over`` and ``sum_over``, for a loss that is divided by something else than its samples.
+"""``mean_over`` and ``sum_over``, for a loss that is not a mean over samples.
 
-In: a loss of this process's share and its number of tokens, objects or weights. Out: a loss with
-the whole batch's value, whose gradient counts by that number. Batches that are accumulated for one
-step divide by a number of the first one; ``Means.correct`` corrects their gradients as a whole
-before the optimizer's step, when the number of all is known. Next: ``GlobalBatches`` calls it.
+In: the loss of the local batch, and its number of tokens or objects, or its sum of weights. Out: a
+loss with the value of the global batch, whose gradient is weighted by that number.
+
+With accumulated batches, the number of the whole step is not known before its last batch. So each
+batch divides by the number of the first one. ``Means.correct`` corrects the gradients before the
+optimizer's step. Next: ``GlobalBatches`` calls ``Means``.
 """
 
 import logging
@@ -22,74 +24,77 @@ from harness.errors import UserError
 from harness.kinds import sum_dtype
 
 log = logging.getLogger(__name__)
-# Nodes of the graph between a loss and its terms: sums of them, and factors.
+# Autograd nodes through which a loss stays a multiple of its term: sums and factors.
 LINEAR = {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"}
 LINEAR |= {"SumBackward0", "StackBackward0", "ToCopyBackward0", "SqueezeBackward0"}
 
-Count = Callable[[Tensor, Tensor | float, float | None], Tensor]
-_count: Count | None = None  # ``Means.count`` while a run trains
+Counter = Callable[[Tensor, Tensor | float, float | None], Tensor]
+_counter: Counter | None = None  # ``Means.count`` while a run trains
 
 
-def use(count: Count | None) -> Count | None:
-    """Set what losses call, as ``Means.count``, or ``None``; return what they called before."""
-    global _count
-    before, _count = _count, count
-    return before
+def set_counter(counter: Counter | None) -> Counter | None:
+    """Set the function that ``mean_over`` and ``sum_over`` call; return the previous one.
+
+    It is ``Means.count`` while a run trains, else None.
+    """
+    global _counter
+    previous, _counter = _counter, counter
+    return previous
 
 
 def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
-    """Say that a loss, or a term of it, is a mean over tokens, nodes or weights, not over samples.
+    """Return the mean over the global batch of a loss that averages tokens, nodes or weights.
 
-    The gradient is that of the mean over the whole batch, however processes and accumulated batches
-    share it; without this, shares are averaged by their numbers of samples::
+    The gradient is that of the global mean, for any number of ranks and accumulated batches.
+    Without ``mean_over``, the local batches are averaged by their numbers of samples::
 
         num_tokens = (labels != -100).sum()
         loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
 
-    Call it in every training step of every process, also for a share that has no token at all: such
-    a loss counts as 0. A mean that divides by ``mask.sum()`` needs ``.clamp(min=1)`` for that.
-    Outside of a run's training it does nothing.
+    Call it in every training step on every rank, even if the local batch has no token: its loss
+    then counts as 0. If the mean divides by ``mask.sum()``, write ``mask.sum().clamp(min=1)``.
+    Outside of training ``mean_over`` returns ``loss``.
 
     Args:
-        loss: a mean, with one element; of several terms each may have a weight of its own.
-        weight: the number of what it is a mean over in this process's share, or the sum of its
-            weights.
+        loss: a mean over the local batch, with one element. In a loss with several terms, each
+            term may have its own weight.
+        weight: the number of tokens or nodes in the local batch, or the sum of its weights.
 
     Returns:
-        The mean over all processes, to return, to log, or to use in a larger loss.
+        The mean over all ranks, to return, to log, or to use in a larger loss.
 
     Raises:
-        UserError: if either has more than one element, if the weight is negative, or if batches are
-            accumulated and the loss has terms with other weights, or with none.
+        UserError: an argument has more than one element, the weight is negative, or batches are
+            accumulated and the loss has terms with different weights, or without.
     """
-    return loss if _count is None else _count(loss, weight, None)
+    return loss if _counter is None else _counter(loss, weight, None)
 
 
 def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0) -> Tensor:
-    """Divide a sum by a number, both of the whole batch, however processes share it.
+    """Return ``total / max(number, at_least)``, both summed over the global batch.
 
-    For a loss that is no mean over what it is divided by, such as a detector's sum over all pixels
-    by the number of objects, of which a share may have none. Outside of a run's training it divides
-    what it is given.
+    Use it for a sum that is divided by another number than its terms. An example is a detector's
+    sum over all pixels, divided by the number of objects: a local batch may have none. Outside of
+    training, ``sum_over`` divides the local values.
 
     Args:
-        total: the sum over this process's share, with one element.
-        number: what this share has of what it is divided by; without it, the sum stays one.
-        at_least: what is divided by where the whole batch has less.
+        total: the sum over the local batch, with one element.
+        number: the divisor's part from the local batch; 0 returns the sum.
+        at_least: the smallest divisor.
 
     Returns:
-        ``total / max(number, at_least)`` of all processes, to use as that of ``mean_over``.
+        The loss of all ranks, to return, to log, or to use in a larger loss.
 
     Raises:
-        UserError: as ``mean_over``; or if ``at_least`` is not above 0.
+        UserError: as ``mean_over``; or ``at_least`` is not above 0.
     """
     if not at_least > 0:
-        raise UserError(f"sum_over was given at_least={at_least}: use a number above 0.")
-    return (_count or outside_of_training)(total, number, at_least)
+        raise UserError(f"sum_over got at_least={at_least}: use a number above 0.")
+    return (_counter or outside_of_training)(total, number, at_least)
 
 
 def outside_of_training(loss: Tensor, number: Tensor | float, at_least: float | None) -> Tensor:
-    """Return what ``mean_over`` and ``sum_over`` do where nothing is shared."""
+    """Return the result of ``mean_over`` (``at_least`` is None) or ``sum_over`` on one rank."""
     if at_least is None:
         return loss
     if not isinstance(number, Tensor):
@@ -100,36 +105,38 @@ def outside_of_training(loss: Tensor, number: Tensor | float, at_least: float | 
 
 
 class Means:
-    """Weigh the terms of losses between processes, and between the batches of one step.
+    """Weight the terms of losses over the ranks, and over the accumulated batches of one step.
 
-    ``weight`` returns the factor of this share, by which ``GlobalBatches.on_before_backward``
-    multiplies the whole gradient, and which is divided out here.
+    ``weight`` returns the weight of the local batch. ``GlobalBatches`` multiplies the
+    whole gradient by it, so ``count`` divides the gradient of each term by it.
     """
 
     def __init__(self, trainer: pl.Trainer, weight: Callable[[], float]) -> None:
         self.trainer, self.weight = trainer, weight
         self.num_processes = num_processes_and_rank(trainer)[0]
-        self.terms: list[Any] = []  # nodes of the graph, of the batch that runs
-        # Of the batches that are accumulated: whether they have terms, and what divides these.
+        self.terms: list[Any] = []  # autograd nodes of the running batch's terms
+        # For the accumulated batches: whether they have terms, the first divisor, and the sum.
         self.has_terms: bool | None = None
         self.first = self.total = torch.zeros(())
         self.at_least = 0.0
-        self.lost: Tensor | float = 0.0  # losses, not 0, that were given the weight 0
+        self.lost: Tensor | float = 0.0  # sum of the losses that had the weight 0, but were not 0
 
     def count(self, loss: Tensor, weight: Tensor | float, at_least: float | None = None) -> Tensor:
-        """Weigh a term as ``mean_over`` does, or with ``at_least`` as ``sum_over``."""
+        """Return the result of ``mean_over``, or with ``at_least`` that of ``sum_over``."""
         if not self.trainer.training:
             return outside_of_training(loss, weight, at_least)
-        dtype, share = torch.promote_types(loss.dtype, torch.float32), self.weight()
+        dtype, local = torch.promote_types(loss.dtype, torch.float32), self.weight()
         if isinstance(weight, Tensor):
             number = weight.detach().to(loss.device, dtype, non_blocking=True)
-        else:  # as_tensor would wait for the device
+        else:  # ``as_tensor`` would synchronise
             number = torch.full((), weight, dtype=dtype, device=loss.device)
-        refuse(loss, number, weight, "mean_over" if at_least is None else "sum_over")
-        number = number.reshape(loss.shape) * bool(share)  # a share of weight 0 is padding
-        times = number if at_least is None else torch.full_like(number, bool(share))
-        term = torch.where(times > 0, loss, torch.zeros_like(loss))  # a mean over nothing is NaN
-        lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(share)
+        check_arguments(loss, number, weight, "mean_over" if at_least is None else "sum_over")
+        number = number.reshape(loss.shape) * bool(local)  # a batch of weight 0 is padding
+        times = number if at_least is None else torch.full_like(number, bool(local))
+        term = torch.where(
+            times > 0, loss, torch.zeros_like(loss)
+        )  # a mean over nothing may be NaN
+        lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(local)
         sums = torch.stack([term.detach().to(dtype) * times, number, lost])
         if self.num_processes > 1 and dist.is_initialized():
             dist.all_reduce(sums)  # strategy.reduce begins with a barrier
@@ -146,27 +153,27 @@ class Means:
             divisor, self.total, self.at_least = self.first, self.total + total, at_least or 0.0
         if not term.requires_grad:
             return mean
-        factor = (times * self.num_processes / divisor / (share or 1.0)).nan_to_num(0.0, 0.0)
+        factor = (times * self.num_processes / divisor / (local or 1.0)).nan_to_num(0.0, 0.0)
         term.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
         self.terms.append(term.grad_fn)
-        # With the value of the whole batch a function of it has the right derivative.
+        # The value is global, so that the derivative of a function of it is right.
         return term + (mean - term).detach()
 
     def warn_of_lost(self) -> None:
-        """Warn, once, of a loss that counted as 0 because its weight was 0."""
+        """Warn once if a loss that is not 0 had the weight 0, and so counted as 0."""
         if self.lost > 0:
             self.lost = -math.inf
             if self.trainer.is_global_zero:
                 log.warning(
-                    "mean_over was given a loss that is not 0 and the weight 0: a mean over "
-                    "nothing counts as 0. For a sum that is divided by another number than it has "
-                    "terms, return sum_over(sum, number), from harness."
+                    "mean_over got the weight 0 and a loss that is not 0: the loss counts as 0. "
+                    "If it is a sum that is divided by another number than that of its terms, "
+                    "return sum_over(sum, number), from harness."
                 )
 
     def check(self, loss: Tensor) -> None:
-        """Refuse, before backward, accumulated losses whose terms are not of one kind.
+        """Refuse an accumulated loss that is not a multiple of a single ``mean_over``.
 
-        ``correct`` multiplies gradients as a whole, so all of them must come from such terms.
+        ``correct`` multiplies all gradients by one factor, so all must have the same divisor.
         """
         terms, self.terms = self.terms, []
         before, self.has_terms = self.has_terms, bool(terms)
@@ -174,13 +181,13 @@ class Means:
             return
         if len(terms) != 1 or before is False or not is_multiple(loss, terms[0]):
             raise UserError(
-                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, and the "
-                "loss has terms with other weights than that of one mean_over, or with none.\n"
-                "Use trainer.accumulate_grad_batches=1, and a smaller batch."
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}, but the "
+                "loss has several terms, of which mean_over weights only some, or weights them "
+                "differently.\nUse trainer.accumulate_grad_batches=1, and a smaller batch."
             )
 
     def factor(self) -> Tensor:
-        """Return the factor of the gradients of all accumulated batches, which it ends."""
+        """Return the factor that corrects the gradients of all accumulated batches, and reset."""
         num_batches, has_terms = int(self.trainer.accumulate_grad_batches), self.has_terms
         self.has_terms = None
         if not has_terms or num_batches == 1:
@@ -188,7 +195,7 @@ class Means:
         return (self.first * num_batches / self.total.clamp(min=self.at_least)).nan_to_num(0.0, 0.0)
 
     def correct(self, optimizer: Optimizer) -> None:
-        """Divide, before the optimizer's step, by the weights of all accumulated batches."""
+        """Divide the gradients of accumulated batches by the sum of their weights."""
         is_needed = self.has_terms and int(self.trainer.accumulate_grad_batches) > 1
         factor = self.factor()
         for group in optimizer.param_groups if is_needed else ():
@@ -197,21 +204,21 @@ class Means:
                     parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
 
-def refuse(loss: Tensor, number: Tensor, given: Tensor | float, name: str) -> None:
-    """Refuse what has several elements, and a negative number where looking is free."""
+def check_arguments(loss: Tensor, number: Tensor, given: Tensor | float, name: str) -> None:
+    """Raise if an argument has several elements, or if a number on the host is negative."""
     if loss.numel() != 1 or number.numel() != 1:
         raise UserError(
-            f"{name} was given a loss of shape {tuple(loss.shape)} and a weight of shape "
-            f"{tuple(number.shape)}.\nGive it one number each: a mean, and what it is a mean over; "
-            "or a sum, and what it is divided by."
+            f"{name} got a loss of shape {tuple(loss.shape)} and a weight of shape "
+            f"{tuple(number.shape)}.\nGive it one number each: mean_over(mean, weight), or "
+            "sum_over(sum, divisor)."
         )
     is_on_host = not isinstance(given, Tensor) or given.device.type == "cpu"
     if is_on_host and not given >= 0:
-        raise UserError(f"{name} was given the weight {float(given)}: use a number from 0 on.")
+        raise UserError(f"{name} got the weight {float(given)}: use 0 or a positive number.")
 
 
 def is_multiple(loss: Tensor, term: Any) -> bool:
-    """Return whether a loss is this node of its graph, added up and multiplied by constants."""
+    """Return whether a loss is a multiple of a term, given as its autograd node."""
     nodes: list[Any] = [loss.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -219,5 +226,5 @@ def is_multiple(loss: Tensor, term: Any) -> bool:
             continue
         if node.name() not in LINEAR:
             return False
-        nodes += [further for further, _ in node.next_functions if further is not None]
+        nodes += [parent for parent, _ in node.next_functions if parent is not None]
     return True

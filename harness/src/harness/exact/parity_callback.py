@@ -1,7 +1,7 @@
-"""The callback that decides when a run checks whether its module trains alike on several devices.
+"""The callback that decides when a run checks that its module trains alike on several devices.
 
-In: the run's trainer, before a step. Out: one warning of each kind. Next: ``parity_check.py``
-computes with the run's own ranks; a run of one device that does not accumulate never imports it.
+In: the trainer, before a step. Out: a warning of each kind of finding, logged once. Next:
+``parity_check.py`` computes the check. A run on one device without accumulation never imports it.
 """
 
 import logging
@@ -22,34 +22,38 @@ from harness.kinds import BATCH_NORMS
 from harness.processes.agreement import Agreement
 
 log = logging.getLogger(__name__)
-EVERY_N_STEPS = 16  # how often to look whether other parts are trained than at the last check
-# Checks after the first two take at most this part of the time, or so many seconds.
-MOST_OF_TIME, FREE_SECONDS = 0.02, 1.2
+EVERY_N_STEPS = 16  # how often to look whether the trained parameters or modes have changed
+# Later checks may take this fraction of the run's time, or so many seconds if that is more.
+MOST_TIME_FRACTION, FREE_SECONDS = 0.02, 1.2
 
 
 class ParityChecks(pl.Callback):
-    """Check a run on several devices, or one that accumulates, and leave no trace in it.
+    """Check a run on several devices, or one that accumulates batches, without changing it.
 
-    It checks before the first step, after steps 1, 2, 4, 8 and so on, after each eighth of the run,
-    at the first step of each epoch, and after a change of what is trained, of BatchNorm's mode or
-    of dropout; and with several ranks before validations 1, 2, 4 and so on. A finding is logged
-    once.
+    It checks at these times:
+
+    - before the first step, and after steps 1, 2, 4, 8 and so on
+    - after each eighth of the run, and at the first step of each epoch
+    - after a change of the trained parameters, of BatchNorm's mode, or of dropout
+    - with several ranks, before validations 1, 2, 4 and so on
+
+    It logs a finding of each kind once.
 
     Args:
-        is_on: False never checks.
+        is_on: False switches the check off.
     """
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
-        self.check: Any = None  # a ParityCheck, while a run of several parts trains
-        self.findings: dict[str, str] = {}  # that were logged, by kind
-        self.num_steps = self.num_validations = 0  # of this process
-        self.mode: list[Any] = []  # of the module's parts at the last check
+        self.check: Any = None  # a ParityCheck, while a run trains that needs one
+        self.findings: dict[str, str] = {}  # logged warnings, by kind
+        self.num_steps = self.num_validations = 0  # of this process, not of the run
+        self.modes: list[Any] = []  # ``modes_of`` the module at the last check
         self.has_changed = False
-        self.seconds, self.num_looks = 0.0, 0  # what checks have taken, and how many there were
+        self.seconds, self.num_checks = 0.0, 0  # time of all checks, and their number
 
     def begin(self, trainer: pl.Trainer) -> bool:
-        """Prepare the checks of a training, and return whether it needs any."""
+        """Prepare the checks of a training; return whether it needs any."""
         num_parts = trainer.world_size * trainer.num_devices * int(trainer.accumulate_grad_batches)
         if not self.is_on or num_parts == 1:
             return False
@@ -59,18 +63,18 @@ class ParityChecks(pl.Callback):
         self.check, self.agreement = ParityCheck(trainer, Ranks(trainer)), Agreement(trainer)
         self.started = time.monotonic()
         planned = int(min(trainer.estimated_stepping_batches, 2**62))
-        self.every = max(1, planned // 8)  # for what begins late, within a long epoch
+        self.every = max(1, planned // 8)  # finds what changes late in a long epoch
         return True
 
     def before_batch(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Check before a step if it is due, after all hooks of callbacks and module."""
+        """Check before a step if a check is due; runs after all hooks of callbacks and module."""
         if self.check is not None and batch_idx % int(trainer.accumulate_grad_batches) == 0:
             self._before_step(trainer, module, batch_idx)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Check no more."""
+        """Stop checking."""
         self.check = None
 
     on_exception = on_train_end
@@ -78,7 +82,7 @@ class ParityChecks(pl.Callback):
     def _before_step(self, trainer: pl.Trainer, module: pl.LightningModule, batch_idx: int) -> None:
         number, self.num_steps = self.num_steps, self.num_steps + 1
         if number % EVERY_N_STEPS == 0 or batch_idx == 0:
-            self.has_changed |= self.mode != [*modes(module)]
+            self.has_changed |= self.modes != [*modes_of(module)]
         is_scheduled = number & (number - 1) == 0 or batch_idx == 0 or number % self.every == 0
         votes = self.agreement.ask(int(self.has_changed and not is_scheduled))
         is_changed = bool(votes and votes[0])
@@ -88,8 +92,8 @@ class ParityChecks(pl.Callback):
         ):
             return
         if number < 2 or is_changed or self._has_time():
-            self.mode, self.has_changed = [*modes(module)], False
-            self._run(trainer, lambda: self.check.look(max(0, number - 1), batch_idx))
+            self.modes, self.has_changed = [*modes_of(module)], False
+            self._run(trainer, lambda: self.check.check_step(max(0, number - 1), batch_idx))
             wrap_anew = getattr(trainer.strategy, "wrap_anew", None)
             if wrap_anew and getattr(trainer.strategy.model, "find_unused_parameters", False):
                 wrap_anew()  # DDP has noted which parameters the check has used
@@ -102,7 +106,7 @@ class ParityChecks(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Check whether the ranks evaluate the same samples alike."""
+        """Check that all ranks evaluate the same samples alike."""
         is_first = batch_idx == dataloader_idx == 0 and not trainer.sanity_checking
         if self.check is None or not is_first or self.check.ranks.size == 1:
             return
@@ -110,38 +114,42 @@ class ParityChecks(pl.Callback):
         if number & (number - 1) == 0 and self._has_time():
             for i, loader in enumerate(leaves(trainer.val_dataloaders)):
                 if self.check is not None:
-                    self._run(trainer, partial(self.check.look_at_validation, loader, i))
+                    self._run(trainer, partial(self.check.check_validation, loader, i))
 
     def _has_time(self) -> bool:
-        """Return whether rank 0 has time for another check."""
-        most = max(FREE_SECONDS, MOST_OF_TIME * (time.monotonic() - self.started))
+        """Return, on all ranks, whether rank 0 has time left for another check."""
+        most = max(FREE_SECONDS, MOST_TIME_FRACTION * (time.monotonic() - self.started))
         has_time: bool = self.check.ranks.all_values(self.seconds < most)[0]
         return has_time
 
-    def _run(self, trainer: pl.Trainer, look: Callable[[], dict[str, str]]) -> None:
+    def _run(self, trainer: pl.Trainer, check: Callable[[], dict[str, str]]) -> None:
+        """Run a check, log its new findings, and count its time."""
         started = time.monotonic()
         try:
             synchronise_buffers(trainer.strategy.model)
-            found = look()
+            found = check()
         except UserError:
             raise
-        except Exception as error:  # of the check itself, or of a rank that does not answer
+        except Exception as error:  # a bug of the check, or a rank that does not answer
             log.debug("The parity check has failed", exc_info=True)
-            found = {"unchecked": f"The check of a few samples has failed, and is off: {error}"}
+            found = {
+                "unchecked": "The check of a few samples has failed and is now off: "
+                f"{error}\nThe training continues."
+            }
             self.check = None
         self.seconds += time.monotonic() - started
-        self.num_looks += 1
-        for kind, sentence in found.items():
-            is_late = kind == "unchecked" and self.num_steps > 1  # the first one tells why
+        self.num_checks += 1
+        for kind, message in found.items():
+            is_late = kind == "unchecked" and self.num_steps > 1  # the first one gave the reason
             if kind not in self.findings and trainer.is_global_zero and not is_late:
-                log.warning("%s", sentence)
+                log.warning("%s", message)
         self.findings = {**found, **self.findings}
         if "different" in self.findings:
-            self.check = None  # it has done its work
+            self.check = None  # further checks would repeat it
 
 
-def modes(module: nn.Module) -> Any:
-    """Iterate over what is trained, BatchNorm's modes, and how much is dropped."""
+def modes_of(module: nn.Module) -> Any:
+    """Yield each ``requires_grad``, and each mode and ``p`` of BatchNorm and dropout layers."""
     yield from (parameter.requires_grad for parameter in module.parameters())
     for part in module.modules():
         if isinstance(part, (*BATCH_NORMS, *DROPOUTS)):
@@ -149,7 +157,7 @@ def modes(module: nn.Module) -> Any:
 
 
 def synchronise_buffers(model: Any) -> None:
-    """Give all ranks the buffers of rank 0, as DDP's next forward does."""
+    """Broadcast the buffers of rank 0, as DDP's next forward does."""
     is_wrapped = isinstance(model, DistributedDataParallel)
     for buffer in model.modules_buffers if is_wrapped and model.broadcast_buffers else ():
         dist.broadcast(buffer, 0)

@@ -1,11 +1,15 @@
-"""Find out whether a module trains alike on one device and on several, by computing it.
+"""Check that a module trains alike on one device and on several, by computing a few samples.
 
-In: the module of a run that is about to make a step, and its ranks. Out: sentences for its user.
-Every rank computes the same few samples whole, as if it were the only one, and then its part of
-them. Wholes that differ between ranks are state that each rank has for itself; equal wholes and
-other parts are a loss that is no mean over samples. One device that accumulates computes the parts
-one after the other; dp and ddp2 split the calls of the second pass. Next: ``parity_passes.py``
-computes, ``parity_verdict.py`` compares.
+In: the module of a run before a step, and the run's ranks. Out: warnings for the user. There are
+two passes over the same few samples:
+
+1. Whole: every rank computes all of them, as if it were the only rank.
+2. Parts: every rank computes its part. One device that accumulates computes the parts in turn; dp
+   and ddp2 split the calls of the module instead.
+
+If the whole results differ by rank, the module keeps state of each rank. If only the parts' results
+differ from the whole, the loss is not a mean over samples. Next: ``parity_passes.py`` computes the
+passes, and ``parity_verdict.py`` compares them.
 """
 
 import contextlib
@@ -33,10 +37,10 @@ from harness.exact.parity_verdict import (
     EVALUATES,
     UNEQUAL,
     Findings,
-    Pair,
+    RankResult,
     Verdict,
     changed,
-    is_odd,
+    differs,
 )
 from harness.exact.sketches import difference
 from harness.exact.snapshot import NotCheckedError, Snapshot
@@ -48,11 +52,11 @@ from harness.upstream.processes import has_communication_hook
 log = logging.getLogger(__name__)
 END = "the end of its step"
 NUM_VALIDATED = 16  # samples
-SAME = 1e-9  # the relative difference of what is computed twice
+SAME = 1e-9  # relative difference of equal computations
 SHAPES = (
-    "{} gathers tensors of its part of a batch, which must have one shape on all ranks, and not "
-    "all batches of this run are even: it will end at the first other one, the last of an epoch.\n"
-    "Give the DataLoader drop_last=True, and a batch size that {} ranks divide."
+    "{} gathers tensors of its local batch, whose shapes must be equal on all ranks. The local "
+    "batches of this run are not: it will stop at the first uneven one, the last of an epoch.\n"
+    "Give the DataLoader drop_last=True, and a batch size that is a multiple of {}."
 )
 NOT_CHECKED = (
     "It was not checked whether {} trains alike on one device and on several: {}.\n"
@@ -61,11 +65,11 @@ NOT_CHECKED = (
 
 
 class ParityCheck:
-    """Compare steps with a few samples; a module that is right has no findings.
+    """Compute and compare a few samples; a module that trains alike has no findings.
 
     Args:
-        trainer: trains; its module is left as it was.
-        ranks: all of them call the methods at the same time.
+        trainer: of the run. Its module is restored after each check.
+        ranks: of the run. All of them must call a method at the same time.
     """
 
     def __init__(self, trainer: pl.Trainer, ranks: Ranks) -> None:
@@ -74,40 +78,47 @@ class ParityCheck:
         self.num_parts = ranks.size if ranks.size > 1 else num_batches
         self.samples: FewSamples | None = None
         self.num_checks, self.must_be_even = 0, False
-        self.has_single = False  # a part has one sample
+        self.has_single = False  # whether a part has one sample
 
-    def look(self, number: int, batch_idx: int) -> Findings:
-        """Check before a step, with samples of the first batches' one with this number."""
-        name, further = type(self.module).__name__, Findings()
+    def check_step(self, number: int, batch_idx: int) -> Findings:
+        """Check a training step; restore the module.
+
+        Args:
+            number: chooses one of the run's first batches.
+            batch_idx: that the training step is given.
+        """
+        name, other_findings = type(self.module).__name__, Findings()
         try:
-            found = self._guarded(lambda: self._look(number, batch_idx))
+            found = self._guarded(lambda: self._compare_step(number, batch_idx))
             if self.must_be_even or not (self.has_single and "unchecked" in found):
                 return found
         except TooSmallError:
             pass
         except UnequalShapesError:
-            further = {"shapes": SHAPES.format(name, self.ranks.size)}
-        self.must_be_even = True  # from here on: one sample may also be too few for a step
+            other_findings = {"shapes": SHAPES.format(name, self.ranks.size)}
+        self.must_be_even = True  # from here on: a part of one sample may be too small
         try:
-            return self._guarded(lambda: self._look(number, batch_idx)) | further
+            return self._guarded(lambda: self._compare_step(number, batch_idx)) | other_findings
         except TooSmallError:
             reason = "parts of so few samples have no finite gradient"
             return {"unchecked": NOT_CHECKED.format(name, reason)}
         except UnequalShapesError:
-            return {"different": UNEQUAL.format(name, "a collective of another shape")}
+            return {
+                "different": UNEQUAL.format(name, "the ranks gather tensors of different shapes")
+            }
 
-    def look_at_validation(self, loader: Any, dataloader_idx: int) -> Findings:
-        """Check that the first samples of a validation have the same values on every rank."""
+    def check_validation(self, loader: Any, dataloader_idx: int) -> Findings:
+        """Check that all ranks log the same values for the first samples of a validation."""
         with contextlib.suppress(UnequalShapesError):
-            return self._guarded(lambda: self._look_at_validation(loader, dataloader_idx))
+            return self._guarded(lambda: self._compare_validation(loader, dataloader_idx))
         return {}
 
-    def _guarded(self, look: Callable[[], Findings]) -> Findings:
-        """Turn what fails, in whichever rank, into a finding in all of them."""
+    def _guarded(self, check: Callable[[], Findings]) -> Findings:
+        """Return the findings of a check; turn an error of any rank into a finding on all."""
         name, reason = type(self.module).__name__, ""
         self.ranks.ended = None
         try:
-            return look()
+            return check()
         except UnequalShapesError:
             raise
         except UnequalError as error:
@@ -116,10 +127,10 @@ class ParityCheck:
             reason = str(error)
         except Exception as error:
             if isinstance(error, UserError) and self.ranks.size == 1:
-                raise  # it knows what to type
+                raise  # its message has the solution
             log.debug("The parity check of %s", name, exc_info=True)
             kind = "" if isinstance(error, NotCheckedError) else f"{type(error).__name__}: "
-            # What a rank's module refuses is refused by the run's own step, in a moment.
+            # The training step that follows raises a ``UserError`` again.
             reason = "" if isinstance(error, UserError) else (kind + str(error)).splitlines()[0]
             with contextlib.suppress(FailedError):
                 self.ranks.agree(FAILED, reason)
@@ -128,7 +139,7 @@ class ParityCheck:
                 torch.cuda.empty_cache()
         return {"unchecked": NOT_CHECKED.format(name, reason)} if reason else {}
 
-    def _look(self, number: int, batch_idx: int) -> Findings:
+    def _compare_step(self, number: int, batch_idx: int) -> Findings:
         if any(map(has_parts, self.module.parameters())):
             raise NotCheckedError("each rank has a shard of its parameters")
         strategy: Any = self.trainer.strategy
@@ -153,19 +164,19 @@ class ParityCheck:
             first = passes.train([batch], batch_idx, [1.0], as_one=True)
             with self._split_calls(len(parts[0])):
                 second = passes.train(batches, batch_idx, weights, as_one=False)
-            everyone = self.ranks.agree(END, Pair(first, second))
-            if 0 in sizes and any(one.part.has_gathered for one in everyone):
+            by_rank = self.ranks.agree(END, RankResult(first, second))
+            if 0 in sizes and any(result.part.has_gathered for result in by_rank):
                 raise NotCheckedError(f"{sum(sizes)} samples are too few for ranks that gather")
-            verdict = Verdict(self.trainer, sizes, everyone)
+            verdict = Verdict(self.trainer, sizes, by_rank)
             if verdict.is_too_small or (verdict.has_nan_logged and not self.must_be_even):
                 raise TooSmallError
             if verdict.has_drawn:
-                again, other = self.samples.read(number, [whole, whole])
-                verdict.has_drawn = self._draws_matter(passes, first, batch_idx, again, other)
+                copies = self.samples.read(number, [whole, whole])
+                verdict.has_drawn = self._draws_matter(passes, first, batch_idx, *copies)
             if not verdict.is_suspect():
                 return verdict.findings()
-            again, reverse = self.samples.read(number, [whole, whole[::-1]])
-            return verdict.findings(*self._noise(passes, first, batch_idx, again, reverse))
+            same, backwards = self.samples.read(number, [whole, whole[::-1]])
+            return verdict.findings(*self._noise(passes, first, batch_idx, same, backwards))
 
     def _split_calls(self, num_samples: int) -> Any:
         split: Any = getattr(self.trainer.strategy, "splitting_calls", None)
@@ -174,61 +185,70 @@ class ParityCheck:
     def _draws_matter(
         self, passes: Passes, first: Result, batch_idx: int, *samples: Collated
     ) -> bool:
-        """Return whether a step with other random numbers comes to something else, on any rank."""
+        """Return whether another seed changes the gradients or logged values, on any rank."""
         matters = False
-        for i, one in enumerate(samples, 1):
-            other = passes.train([one], batch_idx, [1.0], as_one=True, seed=2 * self.num_checks + i)
+        for i, batch in enumerate(samples, 1):
+            other = passes.train(
+                [batch], batch_idx, [1.0], as_one=True, seed=2 * self.num_checks + i
+            )
             matters |= difference(first.steps[0], other.steps[0])[0] > SAME
             values = first.logged[0].items()
-            matters |= any(is_odd(v, other.logged[0].get(n), SAME, 0.0) for n, v in values)
-        return any(self.ranks.agree("its other draws", matters))
+            matters |= any(differs(v, other.logged[0].get(n), SAME, 0.0) for n, v in values)
+        return any(self.ranks.agree("a step with another seed", matters))
 
     def _noise(
-        self, passes: Passes, first: Result, batch_idx: int, again: Collated, reverse: Collated
+        self, passes: Passes, first: Result, batch_idx: int, same: Collated, backwards: Collated
     ) -> tuple[float, set[Any]]:
-        """Measure rounding with the same samples again and in another order; find what is unstable.
+        """Measure rounding errors, and find values that change without a cause, such as a clock.
+
+        Args:
+            passes: compute the steps.
+            first: the result to compare with.
+            batch_idx: that the training step is given.
+            same: the samples of ``first``.
+            backwards: the same in reverse order.
 
         Returns:
-            The difference of gradients; and what changes by itself, as a clock does.
+            The largest difference of the gradients, and the names of the unstable values.
         """
-        same = passes.train([again], batch_idx, [1.0], as_one=True)
-        other = passes.train([reverse], batch_idx, [1.0], as_one=True)
-        noise = max(difference(first.steps[0], one.steps[0])[0] for one in (same, other))
+        again = passes.train([same], batch_idx, [1.0], as_one=True)
+        other = passes.train([backwards], batch_idx, [1.0], as_one=True)
+        noise = max(difference(first.steps[0], result.steps[0])[0] for result in (again, other))
         logged = first.logged[0].items()
-        unstable = {n for n, v in logged if is_odd(v, same.logged[0].get(n), SAME, 0.0)}
-        unstable |= {*changed(first.numbers, same.numbers)}
-        found = self.ranks.agree("its second look", (noise, unstable))
-        return max(one for one, _ in found), {name for _, names in found for name in names}
+        unstable = {n for n, v in logged if differs(v, again.logged[0].get(n), SAME, 0.0)}
+        unstable |= {*changed(first.numbers, again.numbers)}
+        by_rank = self.ranks.agree("a repeated step", (noise, unstable))
+        return max(noise for noise, _ in by_rank), {n for _, names in by_rank for n in names}
 
-    def _look_at_validation(self, loader: Any, dataloader_idx: int) -> Findings:
+    def _compare_validation(self, loader: Any, dataloader_idx: int) -> Findings:
         sampler = getattr(loader, "batch_sampler", None)
         turns = getattr(sampler, "turns", None) or [[]]
-        of_ranks = self.ranks.agree("its first samples", turns[0][:NUM_VALIDATED])
-        indices, before = of_ranks[0], of_ranks[-1]
-        if not (indices and before):
+        by_rank = self.ranks.agree("its first samples", turns[0][:NUM_VALIDATED])
+        indices, other_indices = by_rank[0], by_rank[-1]
+        if not (indices and other_indices):
             return {}
         with Passes(self.trainer, self.ranks) as passes:
-            users = self._probing()
+            callbacks = self._stateful_callbacks()
             first, again, later = (
-                passes.validate(read_once(loader, batches), users, dataloader_idx).logged[-1]
-                for batches in ([indices], [indices], [before, indices])
+                passes.validate(read_once(loader, batches), callbacks, dataloader_idx).logged[-1]
+                for batches in ([indices], [indices], [other_indices, indices])
             )
-        stable = {n: v for n, v in first.items() if not is_odd(v, again.get(n), SAME, 0.0)}
-        everyone = self.ranks.agree(END, (stable, {n: later.get(n, first[n]) for n in stable}))
+        stable = {n: v for n, v in first.items() if not differs(v, again.get(n), SAME, 0.0)}
+        by_rank = self.ranks.agree(END, (stable, {n: later.get(n, first[n]) for n in stable}))
         eps = max((torch.finfo(p.dtype).eps for p in self.module.parameters()), default=1e-7)
-        for sentence, column in ((EVALUATES, 0), (DEPENDS, 1)):
-            for name, value in everyone[0][0].items():
-                others = [one[column].get(name, value) for one in everyone]
-                if any(is_odd(value, other, max(1e-4, math.sqrt(eps)), eps) for other in others):
-                    values = ", ".join(f"{one[0]:.4g}" for one in others)
+        for message, column in ((EVALUATES, 0), (DEPENDS, 1)):
+            for name, value in by_rank[0][0].items():
+                others = [of_rank[column].get(name, value) for of_rank in by_rank]
+                if any(differs(value, other, max(1e-4, math.sqrt(eps)), eps) for other in others):
+                    values = ", ".join(f"{other[0]:.4g}" for other in others)
                     kind = type(self.module).__name__
-                    return {"state": sentence.format(kind, name, values, f"{value[0]:.4g}")}
+                    return {"state": message.format(kind, name, values, f"{value[0]:.4g}")}
         return {}
 
-    def _probing(self) -> list[pl.Callback]:
-        """Return the user's callbacks that compute in an evaluation with state of each rank's own.
+    def _stateful_callbacks(self) -> list[pl.Callback]:
+        """Return the user's callbacks that see validation batches, and whose state differs by rank.
 
-        Others are not called: what they write would be written twice.
+        The check calls only these, because a callback that writes would write twice.
         """
         hook = "on_validation_batch_end"
         users = [
@@ -237,6 +257,6 @@ class ParityCheck:
             if package(type(callback)) not in MACHINERY
             and getattr(type(callback), hook) is not getattr(pl.Callback, hook)
         ]
-        mine = [Snapshot(callback).fingerprint() for callback in users]
-        everyone = self.ranks.agree("its callbacks", mine)
-        return [c for i, c in enumerate(users) if any(one[i] != mine[i] for one in everyone)]
+        states = [Snapshot(callback).fingerprint() for callback in users]
+        by_rank = self.ranks.agree("its callbacks", states)
+        return [c for i, c in enumerate(users) if any(other[i] != states[i] for other in by_rank)]

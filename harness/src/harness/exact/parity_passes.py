@@ -1,8 +1,8 @@
-"""Compute a few samples on the run's own module, as training does, and leave no trace.
+"""Compute steps with a few samples on the run's own module, as training does, and restore it.
 
-In: batches of few samples. Out: sketches of the gradients that optimizers would step with, and the
-values that were logged. Optimizers, schedules, loggers and checkpoints do nothing meanwhile, and
-everything that the step has changed is set back. Next: ``parity_check.py`` compares the passes.
+In: batches of a few samples. Out: sketches of the gradients that the optimizers would use, and the
+logged values. Meanwhile optimizers, schedules, loggers and checkpoints do nothing. Afterwards all
+that the step has changed is restored. Next: ``parity_check.py`` compares the passes.
 """
 
 import contextlib
@@ -43,32 +43,33 @@ Logged = dict[str, tuple[float, str, float | None]]  # by name: value, reduction
 
 @dataclass
 class Result:
-    """What the steps with some batches come to, one after the other."""
+    """The gradients and logged values of one pass: steps with some batches in turn."""
 
-    steps: list[list[Sketches]] = field(default_factory=list)  # of optimizers, by batch
+    steps: list[list[Sketches]] = field(default_factory=list)  # of optimizer steps, by batch
     logged: list[Logged] = field(default_factory=list)  # by batch
     has_drawn: bool = False
     has_dropout: bool = False
     has_gathered: bool = False  # a step has called a collective
-    factor: float = 1.0  # of the gradients, where losses of several batches are means over tokens
-    numbers: dict[Any, Any] = field(default_factory=dict)  # of the state afterwards
+    factor: float = 1.0  # of the gradients, for accumulated ``mean_over`` losses
+    numbers: dict[Any, Any] = field(default_factory=dict)  # in the state after the pass
 
 
 class Passes:
-    """Compute steps of a module that trains, or validates; use it as a context.
+    """Compute training or validation steps of the run's module. Use it as a context manager.
 
     Args:
-        ranks: that compute at the same time.
+        trainer: of the run.
+        ranks: of the run; all compute at the same time.
 
     Raises:
-        NotCheckedError: the module holds what cannot be set back.
+        NotCheckedError: the module holds something that cannot be restored.
     """
 
     def __init__(self, trainer: pl.Trainer, ranks: Ranks) -> None:
         self.trainer, self.module, self.ranks = trainer, trainer.lightning_module, ranks
         self.global_batches = next(c for c in callbacks_of(trainer) if isinstance(c, GlobalBatches))
         self.plugin = trainer.precision_plugin
-        # The rounding of mixed precision hides small differences.
+        # Rounding in mixed precision hides small differences, so passes leave it out.
         self.is_mixed = isinstance(self.plugin, MixedPrecision)
         self.named = dict(self.module.named_parameters())
         self.result, self.averages = Result(), False
@@ -94,9 +95,9 @@ class Passes:
 
     @contextlib.contextmanager
     def _stubs(self) -> Iterator[None]:
-        """Let optimizers, schedules, logs and checkpoints note what they are given, and no more."""
+        """Replace methods with other effects: of optimizers, schedules, logs and checkpoints."""
         trainer, module = self.trainer, self.module
-        of_trainer = dict(vars(trainer))
+        trainer_state = dict(vars(trainer))
         wrapped: Any = module.optimizers() if trainer.optimizers else []
         optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
         stubs: list[tuple[Any, dict[str, Any]]] = [
@@ -104,29 +105,29 @@ class Passes:
             (module, {"log": self._log, "manual_backward": self._manual_backward}),
             (trainer, {"save_checkpoint": do_nothing}),
         ]
-        stubs += [(one, {"step": self._stepping(one)}) for one in optimizers]
+        stubs += [(optimizer, {"step": self._stub_step(optimizer)}) for optimizer in optimizers]
         stubs += [(c.scheduler, {"step": do_nothing}) for c in trainer.lr_scheduler_configs]
         stubs += [(callback, {"log": self._log}) for callback in self.users]
-        # Lightning's own ``all_gather``, which knows nothing of the batch that is about to run.
+        # Lightning's own ``all_gather``: ``Gathering`` replaces it for the run's batches.
         strategy = trainer.strategy
         stubs += [(strategy, {"all_gather": type(strategy).all_gather.__get__(strategy)})]
-        own = self.global_batches
-        weight, means, count = own.weight, own.means, mean_over.use(None)
-        before = [(owner, {n: vars(owner).get(n) for n in new}) for owner, new in stubs]
+        batches = self.global_batches
+        weight, means, counter = batches.weight, batches.means, mean_over.set_counter(None)
+        originals = [(target, {n: vars(target).get(n) for n in new}) for target, new in stubs]
         trainer.loggers = [DummyLogger()]
         try:
-            for owner, new in stubs:
-                vars(owner).update(new)
+            for target, new in stubs:
+                vars(target).update(new)
             yield
         finally:
-            for owner, old in before:
+            for target, old in originals:
                 for name, value in old.items():
-                    vars(owner).pop(name, None)
-                    vars(owner).update({} if value is None else {name: value})
-            own.weight, own.means = weight, means
-            mean_over.use(count)
+                    vars(target).pop(name, None)
+                    vars(target).update({} if value is None else {name: value})
+            batches.weight, batches.means = weight, means
+            mean_over.set_counter(counter)
             vars(trainer).clear()
-            vars(trainer).update(of_trainer)
+            vars(trainer).update(trainer_state)
 
     def train(
         self,
@@ -136,77 +137,77 @@ class Passes:
         as_one: bool,
         seed: int = 0,
     ) -> Result:
-        """Compute training steps one after the other, and set everything back.
+        """Compute training steps in turn, and restore the state.
 
         Args:
-            batches: on the host; of one optimizer step if there are several.
-            batch_idx: that the steps are given.
-            weights: of each one's gradient, as ``GlobalBatches`` has them in training.
-            as_one: this rank computes as if it were the only one.
-            seed: of what the steps draw.
+            batches: on the host; several are accumulated for one optimizer step.
+            batch_idx: that the training step is given.
+            weights: of each batch's gradient, as ``GlobalBatches`` sets them in training.
+            as_one: whether this rank computes as if it were the only one.
+            seed: of the random numbers.
         """
-        own, trainer = self.global_batches, self.trainer
-        own.means = mean_over.Means(trainer, lambda: own.weight)
-        own.means.num_processes = 1 if as_one else own.means.num_processes
+        callback, trainer = self.global_batches, self.trainer
+        callback.means = mean_over.Means(trainer, lambda: callback.weight)
+        callback.means.num_processes = 1 if as_one else callback.means.num_processes
         self.averages = not as_one and self.ranks.size > 1
-        before = trainer.accumulate_grad_batches
-        mean_over.use(own.means.count)
+        num_accumulated = trainer.accumulate_grad_batches
+        mean_over.set_counter(callback.means.count)
         try:
             trainer.accumulate_grad_batches = len(batches)
             with self._pass(as_one, seed), torch.enable_grad():
-                for one, weight in zip(batches, weights, strict=True):
-                    own.weight = weight
-                    self._step(one.batch, batch_idx)
-            self.result.has_drawn |= any(one.has_drawn for one in batches)
-            self.result.factor = float(own.means.factor())
+                for collated, weight in zip(batches, weights, strict=True):
+                    callback.weight = weight
+                    self._step(collated.batch, batch_idx)
+            self.result.has_drawn |= any(collated.has_drawn for collated in batches)
+            self.result.factor = float(callback.means.factor())
             return self.result
         finally:
-            trainer.accumulate_grad_batches = before
-            mean_over.use(None)
-            self._set_back()
+            trainer.accumulate_grad_batches = num_accumulated
+            mean_over.set_counter(None)
+            self._restore()
 
     def validate(
-        self, several: Sequence[Collated], callbacks: Sequence[pl.Callback], dataloader_idx: int
+        self, batches: Sequence[Collated], callbacks: Sequence[pl.Callback], dataloader_idx: int
     ) -> Result:
-        """Compute steps of a validation, with the hooks of some callbacks."""
+        """Compute validation steps in turn, each with a hook of callbacks; restore the state."""
         module, trainer = self.module, self.trainer
         step = module.validation_step
         try:
             with self._pass(as_one=True):
-                takes = [is_param_in_hook_signature(step, n, min_args=i) for i, n in LATER]
-                for samples in several:
+                takes = [is_param_in_hook_signature(step, n, min_args=i) for i, n in OPTIONAL]
+                for collated in batches:
                     self._begin(seed=0)
                     self.result.logged.append({})
-                    batch = transferred(module, samples.batch)
+                    batch = transferred(module, collated.batch)
                     with self.plugin.val_step_context() if not self.is_mixed else NOTHING:
                         output = step(batch, *[0, dataloader_idx][: sum(takes)])
                     for callback in callbacks:
-                        given = (output, batch, 0, dataloader_idx)
-                        callback.on_validation_batch_end(trainer, module, *given)
+                        arguments = (output, batch, 0, dataloader_idx)
+                        callback.on_validation_batch_end(trainer, module, *arguments)
             return self.result
         finally:
-            self._set_back()
+            self._restore()
 
     @contextlib.contextmanager
     def _pass(self, as_one: bool, seed: int = 0) -> Iterator[None]:
-        """Watch what a pass writes and draws; reset metrics, and let BatchNorm evaluate."""
+        """Watch what a pass writes and draws; reset metrics, and put BatchNorm into eval mode."""
         self.result = Result()
         for part in self.module.modules():
             if isinstance(part, BATCH_NORMS) and part.track_running_stats:
-                part.training = False  # BatchNorm over parts has a line of its own
+                part.training = False  # ``sees_shares_alone`` warns of BatchNorm
         self._begin(seed)
-        before, num_collectives = generator_states(), self.ranks.num_collectives
+        states, num_collectives = generator_states(), self.ranks.num_collectives
         watch = WatchedOperations(self.snapshot.before_write, self.ranks.before_collective)
         with self.ranks.as_one(self.trainer) if as_one else self.ranks.together(), watch:
             yield
-        # torch's generators are watched.
+        # ``watch`` sees draws of torch; compare the states of the other two generators.
         has_drawn = not same_states(
-            (*before[:2], torch.zeros(0)), (*generator_states()[:2], torch.zeros(0))
+            (*states[:2], torch.zeros(0)), (*generator_states()[:2], torch.zeros(0))
         )
         self.result.has_drawn = watch.has_drawn or has_drawn
         self.result.has_dropout = watch.has_dropout
         self.result.has_gathered = self.ranks.num_collectives > num_collectives
-        if hasattr(self.trainer.strategy, "splitting_calls"):  # which may move a number twice
+        if hasattr(self.trainer.strategy, "splitting_calls"):  # each split call may change a number
             self.result.numbers = self.snapshot.numbers()
 
     def _begin(self, seed: int) -> None:
@@ -216,7 +217,7 @@ class Passes:
         if self.module.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _set_back(self) -> None:
+    def _restore(self) -> None:
         for parameter in self.named.values():
             parameter.grad = None
         self.snapshot.restore()
@@ -232,13 +233,13 @@ class Passes:
         loss = result["loss"] if isinstance(result, dict) else result
         if not module.automatic_optimization or loss is None:
             return
-        noted = Sketches()
+        sketches = Sketches()
         trained = {name: p for name, p in self.named.items() if p.requires_grad}
-        # Each gradient goes as soon as it is there: a step holds all of them, a check one.
+        # Reduce each gradient to a sketch at once, so that only one is in memory.
         streamed = {} if is_overridden("backward", module) else trained
         handles: list[Any] = []
         for name, parameter in streamed.items():
-            hook = partial(take, name=name, noted=noted)
+            hook = partial(take, name=name, sketches=sketches)
             handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         try:
             self._backward(loss)
@@ -246,25 +247,25 @@ class Passes:
             for handle in handles:
                 handle.remove()
         for name, parameter in trained.items():
-            take(parameter, name, noted)
-        self.result.steps[-1].append(noted)
+            take(parameter, name, sketches)
+        self.result.steps[-1].append(sketches)
 
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Call what training calls: hooks of the user and of ``GlobalBatches``, and backward."""
+        """Call backward, after the hooks before it: those of the user and of ``GlobalBatches``."""
         for callback in callbacks_of(self.trainer):
-            is_own = package(type(callback)) not in MACHINERY
-            if is_own or callback is self.global_batches:
+            is_of_user = package(type(callback)) not in MACHINERY
+            if is_of_user or callback is self.global_batches:
                 callback.on_before_backward(self.trainer, self.module, loss)
         self.module.on_before_backward(loss)
         self.module.backward(loss, *args, **kwargs)
 
     def _manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._backward(loss, *args, **kwargs)
-        if self.averages:  # for what the step does with gradients before its optimizer steps
+        if self.averages:  # the step may read the gradients before the optimizer's step
             self.ranks.average({n: p.grad for n, p in self.named.items() if p.grad is not None})
 
-    def _stepping(self, optimizer: Any) -> Callable[..., Any]:
-        """Return what replaces an optimizer's step: it runs the closure, and notes gradients."""
+    def _stub_step(self, optimizer: Any) -> Callable[..., Any]:
+        """Return a replacement of an optimizer's step: it calls the closure, and keeps sketches."""
 
         def step(closure: Any = None, **_: Any) -> Any:
             result = None if closure is None else closure()
@@ -279,20 +280,20 @@ class Passes:
         return step
 
     def _log(self, name: str, value: Any, *_: Any, **how: Any) -> None:
-        """Note a number that the step logs, in place of ``self.log``."""
+        """Keep a number that the step logs, in place of ``self.log``."""
         if not isinstance(value, (int, float)) and type(value) is not Tensor:
             return
         number, op, size = float(value), operation(how), how.get("batch_size")
         size = None if size is None else float(size)
         logged, (part, num_before, num_rows) = self.result.logged[-1], running_part()
         if part and name in logged:  # a split call logs once for each part
-            number_before, size_before = logged[name][0], logged[name][2]
-            values = ((number_before, num_before), (number, num_rows))
+            previous, previous_size = logged[name][0], logged[name][2]
+            values = ((previous, num_before), (number, num_rows))
             pairs = [(v * n if op == "mean" else v, float(n)) for v, n in values]
             number = reduced(op, *merge(op, pairs))
-            size = size if size is None or size_before is None else size + size_before
+            size = size if size is None or previous_size is None else size + previous_size
         logged[name] = number, op, size
 
 
 NOTHING: Any = contextlib.nullcontext()
-LATER = ((2, "batch_idx"), (3, "dataloader_idx"))  # arguments of a validation_step
+OPTIONAL = ((2, "batch_idx"), (3, "dataloader_idx"))  # arguments of a validation_step

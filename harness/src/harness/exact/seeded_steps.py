@@ -1,7 +1,7 @@
-"""The callback that seeds each batch, and the user's hooks around it.
+"""The callback that seeds the generators before each batch, and before the user's hooks.
 
-Draws depend on the run's seed and the batch's place alone: nothing needs to be saved for a resumed
-run to draw the same, and an evaluation draws the same on any number of processes.
+Random numbers depend only on the run's seed and the batch's position. So a resumed run draws the
+same without a saved state, and an evaluation draws the same on any number of ranks.
 """
 
 from typing import Any
@@ -20,23 +20,24 @@ DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class SeededSteps(pl.Callback):
-    """Seed a training batch by (seed, epoch, batch, rank), and an evaluation's by its place.
+    """Seed a training batch by (seed, epoch, batch, rank), an evaluation batch by its position.
 
-    Hooks of the user, around steps and at an epoch's start and end, draw the same on every rank.
-    An evaluation's place is in the whole loader, whose batches several processes evaluate in turn.
-    Neither validation nor logging can then disturb the training. About 20 microseconds a batch.
+    The user's hooks around steps, and at an epoch's start and end, draw the same on every rank. The
+    position of an evaluation batch is that in the whole loader, also if ranks evaluate batches in
+    turn. So neither validation nor logging changes what training draws. It takes about 20
+    microseconds a batch.
 
     Args:
         seed: the run's seed.
     """
 
-    seeds_hooks = True  # at an epoch's start, so also where a run resumes inside one
+    seeds_hooks = True  # at an epoch's start, also if a run resumes within the epoch
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Skip this callback's hooks where no user draws."""
+        """Switch off hooks here that only seed the user's hooks of that name, if there are none."""
         users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
         for hook in ("on_before_optimizer_step", "on_train_batch_end"):
             is_used = is_overridden(hook, pl_module) or any(
@@ -52,23 +53,23 @@ class SeededSteps(pl.Callback):
         self._seed(module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed what hooks draw, alike on every rank."""
+        """Seed the user's hooks, alike on every rank."""
         self._seed(pl_module, trainer.current_epoch, -1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed what hooks draw, alike on every rank."""
+        """Seed the user's hooks, alike on every rank."""
         self._seed(pl_module, trainer.current_epoch, -2)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed Python, NumPy, torch, and this process's devices, alike on every rank."""
+        """Seed Python, NumPy, torch and this process's devices, alike on every rank."""
         self._seed(pl_module, trainer.current_epoch, batch_idx, 0)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
-        """Seed what hooks draw, alike on every rank."""
+        """Seed the user's hooks, alike on every rank."""
         self._seed(pl_module, trainer.current_epoch, trainer.fit_loop.batch_idx, -1)
 
     def on_train_batch_end(
@@ -79,11 +80,11 @@ class SeededSteps(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Seed what hooks draw, alike on every rank."""
+        """Seed the user's hooks, alike on every rank."""
         self._seed(pl_module, trainer.current_epoch, batch_idx, -2)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed draws before the first batch, and after the last one."""
+        """Seed the hooks before the first batch, and after the last one."""
         self._seed_evaluation(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
@@ -97,17 +98,17 @@ class SeededSteps(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Seed as one process would for this batch."""
-        place = batch_idx * trainer.world_size + trainer.global_rank
-        self._seed_evaluation(trainer, pl_module, dataloader_idx, place)
+        """Seed by the batch's position in the whole loader."""
+        position = batch_idx * trainer.world_size + trainer.global_rank
+        self._seed_evaluation(trainer, pl_module, dataloader_idx, position)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def _seed_evaluation(
-        self, trainer: pl.Trainer, module: pl.LightningModule, *place: int
+        self, trainer: pl.Trainer, module: pl.LightningModule, *position: int
     ) -> None:
-        # No epoch is -1. A test draws the same after a training as later on.
-        self._seed(module, -1, trainer.global_step * trainer.validating, *place)
+        # No training epoch is -1. A test draws the same after training as in a later command.
+        self._seed(module, -1, trainer.global_step * trainer.validating, *position)
 
     def _seed(self, module: pl.LightningModule, *numbers: int) -> None:
         seed = mix(self.seed, *numbers)

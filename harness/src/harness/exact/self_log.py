@@ -1,8 +1,8 @@
-"""Replaces ``self.log``, so that its values are those of all samples, whichever process had them.
+"""A replacement of ``self.log`` whose values are those of the samples of all ranks.
 
-In: what a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning keeps as it
-keeps a torchmetrics metric. Out: rows and epochs of all processes and accumulated batches. Nothing
-is sent when something is logged: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
+In: the values that a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning
+treats as a torchmetrics metric. Out: values of steps and epochs, over all ranks and accumulated
+batches. Logging calls no collective: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
 ``of_all_processes`` before Lightning reads. Next: ``checkpoints/logged.py`` saves it in mid-epoch.
 """
 
@@ -26,7 +26,7 @@ from harness.upstream.final_values import floats, row_is_due
 from harness.upstream.logged_values import LoggedValue, Number, Pair, merge
 
 log = logging.getLogger(__name__)
-# The parameters of LightningModule.log behind its value, for what is given by position.
+# Parameters of ``LightningModule.log`` after ``value``, for arguments passed by position.
 POSITIONAL = [*inspect.signature(pl.LightningModule.log).parameters][3:]
 PASSED = {"prog_bar", "logger", "on_step", "on_epoch", "sync_dist"}
 PASSED |= {"add_dataloader_idx", "rank_zero_only"}
@@ -41,32 +41,32 @@ class LoggedMetric(NamedTuple):
 
 
 class SelfLog:
-    """Stand in for ``log`` of a module.
+    """Replace ``log`` of a module.
 
-    A value counts by the samples of this process's batch, or by the author's ``batch_size``.
-    Epochs are combined once, at their end, and a training step's values only where somebody reads
-    them. What some processes alone have logged is then logged by the others too, with weight 0.
+    A mean weights each value by the samples of the local batch, or by ``batch_size`` of ``log``. An
+    epoch is combined once, at its end; a training step only if a logger or scheduler reads it. If
+    some ranks have not logged a value, they log it then, with weight 0.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        self.logged: dict[str, LoggedValue | LoggedMetric] = {}  # in the order of Lightning's
+        self.logged: dict[str, LoggedValue | LoggedMetric] = {}  # in the order of logging
         self.batch: Any = None  # the running one
-        self.num_samples: int | None = None  # in it; 0 in padding, None where nobody has counted
+        self.num_samples: int | None = None  # in it; 0 if padding, None if not counted yet
         self.batch_idx = self.dataloader_idx = 0
         self.num_seen = 0  # samples of the running loader
-        self.step: int | None = None  # of the epoch, while a training batch runs
-        self.is_split = False  # a step's samples are shared by processes or accumulated batches
-        self.known: dict[str, Any] = {}  # what Lightning has of the running loader of an evaluation
+        self.step: int | None = None  # in the epoch, while a training batch runs; else None
+        self.is_split = False  # whether several ranks or accumulated batches make a step
+        self.known: dict[str, Any] = {}  # arguments of what Lightning has of the running loader
         self.warned: set[str] = set()
 
     def __reduce__(self) -> Any:
-        return partial, (type(self.module).log, self.module)  # a copy has Lightning's own method
+        return partial, (type(self.module).log, self.module)  # a copy gets Lightning's own method
 
     def begin_batch(
         self, batch: Any, num_samples: int | None, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Note which batch the values belong to that are logged from here on."""
+        """Note the batch of the values that are logged next."""
         self.batch, self.num_samples = batch, num_samples
         self.known = self.known if batch_idx else {}
         self.batch_idx, self.dataloader_idx = batch_idx, dataloader_idx
@@ -85,7 +85,7 @@ class SelfLog:
         if hook is None or op not in logged_values.START or not is_number:
             if isinstance(value, Metric) and self._note_metric(name, value, hook, how):
                 return
-            type(self.module).log(self.module, name, value, **how)  # or what Lightning refuses
+            type(self.module).log(self.module, name, value, **how)  # which may raise
             return
         loader = self.dataloader_idx if how.get("add_dataloader_idx", True) else None
         key = f"{hook}.{name}.{loader}"
@@ -93,12 +93,12 @@ class SelfLog:
         passed = {"name": name, "reduce_fx": op} | {k: how[k] for k in how if k in PASSED}
         passed["fx"] = hook
         if not isinstance(logged, LoggedValue):
-            logged = self.made(key, passed)
+            logged = self.new_value(key, passed)
         logged.how = passed
         on_step, on_epoch = how.get("on_step"), how.get("on_epoch")
         is_of_epoch = on_epoch or (on_epoch is None and self.step is None)
         weight: Number = 1
-        part, _, num_rows = running_part()  # of a split call, which logs once for each part
+        part, _, num_rows = running_part()  # a split call logs once for each part
         if self.num_samples == 0:
             value, weight = logged.zero + torch.nan, 0
         else:
@@ -110,23 +110,23 @@ class SelfLog:
             logged.is_pending = True
         if self.step is not None and on_step is not False:
             logged.note_step(value.clone(), weight, self.step, self.batch_idx, bool(part))
-        elif on_step and self.trainer.world_size == 1:  # several have no single steps in common
+        elif on_step and self.trainer.world_size == 1:  # ranks share no evaluation steps
             logged.note_step(value.clone(), weight, 0, 0)
         if on_step or not self._is_known(key, passed):
             self.hand_over(logged)
 
     def _is_known(self, key: str, how: dict[str, Any]) -> bool:
-        """Return whether Lightning has this already, and reads it when a loader has ended.
+        """Return whether Lightning has the value already, and reads it after the loader.
 
-        Its ``log`` copies what it has on every call, which takes longer than a small step.
+        Then ``log`` is not called again: it copies all values, and may take longer than a step.
         """
         is_known = self.batch is not None and self.step is None and self.known.get(key) == how
         self.known[key] = how
         return is_known
 
-    def made(self, key: str, how: dict[str, Any]) -> LoggedValue:
-        """Begin to accumulate a value."""
-        # No smaller than single precision, as Lightning has it.
+    def new_value(self, key: str, how: dict[str, Any]) -> LoggedValue:
+        """Return a new ``LoggedValue``, and keep it under ``key``."""
+        # Single precision or more, as in Lightning.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         zero = torch.zeros((), dtype=dtype, device=self.module.device)
         logged = self.logged[key] = LoggedValue(how, zero, bool(self.trainer.training))
@@ -136,8 +136,8 @@ class SelfLog:
         if not isinstance(value, Tensor):
             return torch.full_like(logged.zero, value)
         if value.device.type == "cpu" and logged.device.type != "cpu":
-            return torch.full_like(logged.zero, value.item())  # a copy would wait for the device
-        value = whole(value.detach()).reshape(())  # as the norm of gradients under fsdp
+            return torch.full_like(logged.zero, value.item())  # ``to`` would synchronise
+        value = whole(value.detach()).reshape(())  # such as the gradient norm under fsdp
         is_as_sum = value.dtype in FLOATS and value.device == logged.device
         return value if is_as_sum else value.to(logged.zero)  # type: ignore[no-any-return]
 
@@ -149,10 +149,10 @@ class SelfLog:
         return self.num_samples
 
     def hand_over(self, logged: LoggedValue) -> None:
-        """Let Lightning have a value, as if its hook had logged it now."""
+        """Log a value to Lightning, as if its hook had logged it now."""
         logged.is_logged = True
         passed = {name: value for name, value in logged.how.items() if name != "fx"}
-        # With the name of an attribute Lightning does not look for the metric in the module.
+        # With ``metric_attribute`` Lightning does not search the module for the metric.
         passed |= {"metric_attribute": passed["name"], "batch_size": 1}
         with logged_values.in_hook(self.module, logged.how["fx"]):
             type(self.module).log(self.module, value=logged, **passed)
@@ -160,7 +160,7 @@ class SelfLog:
     def _note_metric(
         self, name: str, metric: Metric, hook: str | None, given: dict[str, Any]
     ) -> bool:
-        """Keep what is logged, and return whether Lightning has it already."""
+        """Keep a logged metric, and return whether Lightning has it already."""
         how = {k: v for k, v in given.items() if isinstance(v, (bool, str))}
         key = f"{hook}.{name}"
         self.logged[key] = LoggedMetric(how | {"name": name, "fx": hook}, metric)
@@ -168,25 +168,25 @@ class SelfLog:
         if is_at_steps and self.is_split and not metric.dist_sync_on_step:
             self._warn_once(
                 name,
-                "%s, a metric, is logged at steps: there it counts a part of the batch alone, "
-                "one process's and the last that is accumulated. Over an epoch it counts all.",
+                "The metric %s is logged at steps. Each step's value counts only the last "
+                "accumulated batch on rank 0. The value of the epoch counts all samples.",
             )
         return not given.get("on_step") and self._is_known(key, how | {"metric": id(metric)})
 
-    def _warn_once(self, name: str, sentence: str) -> None:
+    def _warn_once(self, name: str, message: str) -> None:
         if name not in self.warned and self.trainer.is_global_zero:
-            log.warning(sentence, name)
+            log.warning(message, name)
         self.warned.add(name)
 
     def end_batch(self) -> None:
-        """Complete the values of a step, after its last batch and hooks, if somebody reads them."""
+        """Combine the values of a training step after its last batch, if they are read now."""
         trainer: Any = self.trainer
         is_training = self.step is not None
         self.batch = self.num_samples = self.step = None
         if not (is_training and self.is_split):
             return
         is_row = row_is_due(trainer) or trainer.fast_dev_run
-        is_read = is_row or any(  # by a scheduler
+        is_read = is_row or any(  # a scheduler reads them
             c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs
         )
         is_step = (self.batch_idx + 1) % int(trainer.accumulate_grad_batches) == 0
@@ -197,19 +197,20 @@ class SelfLog:
         values = {key: value for key, value in self._values().items() if value.shares}
         shares = [share for value in values.values() for share in value.shares]
         numbers = iter(floats([number for share in shares for number in share]))
-        mine = {}
+        step_and_pair = {}
         for key, value in values.items():
             pairs = [(next(numbers), next(numbers)) for _ in value.shares]
             if value.op == "mean":
                 pairs = [(number * weight, weight) for number, weight in pairs]
-            mine[key] = (value.step, merge(value.op, pairs))
-        for value, by_rank in self._gather(mine):
-            latest = max(step for step, _ in filter(None, by_rank))  # some logged it earlier alone
+            step_and_pair[key] = (value.step, merge(value.op, pairs))
+        for value, by_rank in self._gather(step_and_pair):
+            # Leave out ranks that logged it last in an earlier step.
+            latest = max(step for step, _ in filter(None, by_rank))
             pairs = [pair for step, pair in filter(None, by_rank) if step == latest]
             value.complete_step(pairs)
 
     def of_all_processes(self) -> list[tuple[LoggedValue, list[Pair | None]]]:
-        """Return each value of an epoch that was not combined yet, and what each process has."""
+        """Return each value that is not combined yet, with the total and weight of each rank."""
         if self.trainer.world_size == 1:
             return []
         values = {
@@ -222,52 +223,52 @@ class SelfLog:
         return self._gather({key: (next(numbers), next(numbers)) for key in values})
 
     def combine(self) -> None:
-        """Let the values of an epoch's steps, or of a loader's, be those of all processes."""
+        """Combine the values of an epoch's steps, or of a loader's, over all ranks."""
         for value, by_rank in self.of_all_processes():
             value.complete_epoch([pair for pair in by_rank if pair])
             if by_rank[0] and by_rank[0][1] == self.num_seen and not any(by_rank[1:]):
                 self._warn_once(
                     value.how["name"],
-                    "%s was logged for all batches of process 0 and none of the others, and counts "
-                    "them alone. Log it in every process, or with rank_zero_only=True.",
+                    "%s was logged for all batches of rank 0 and for none of the other ranks. It "
+                    "counts only those of rank 0. Log it on every rank, or with rank_zero_only=True.",
                 )
 
     def _values(self) -> dict[str, LoggedValue]:
-        """Return what is not one process's own by its author's word."""
+        """Return the numbers that are to be combined: those without ``rank_zero_only``."""
         return {
             key: value
             for key, value in self.logged.items()
             if isinstance(value, LoggedValue) and not value.how.get("rank_zero_only")
         }
 
-    def _gather(self, mine: dict[str, Any]) -> list[tuple[LoggedValue, list[Any]]]:
-        """Return, by value, what each process has; what only others have is logged here, too."""
+    def _gather(self, numbers: dict[str, Any]) -> list[tuple[LoggedValue, list[Any]]]:
+        """Return each value with the numbers of each rank; log here what only other ranks have."""
         values = self._values()
-        everyone = gather(self.trainer, {k: (values[k].how, pair) for k, pair in mine.items()})
+        by_rank = gather(self.trainer, {k: (values[k].how, pair) for k, pair in numbers.items()})
         result = []
-        for key, how in {key: how for one in everyone for key, (how, _) in one.items()}.items():
+        for key, how in {key: how for rank in by_rank for key, (how, _) in rank.items()}.items():
             value = values.get(key)
             if value is None or not value.is_logged:
-                value = value or self.made(key, how)
+                value = value or self.new_value(key, how)
                 if self.trainer.training and how.get("on_step") is not False:
                     value.begin_row()
                 self.hand_over(value)
-            result.append((value, [one[key][1] if key in one else None for one in everyone]))
+            result.append((value, [rank[key][1] if key in rank else None for rank in by_rank]))
         return result
 
 
 def operation(how: dict[str, Any]) -> str:
-    """Return the name of ``reduce_fx``, which may be a text or a function."""
+    """Return the name of the argument ``reduce_fx``, which may be a string or a function."""
     op = how.get("reduce_fx", "mean")
     op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
     return "mean" if op == "avg" else op
 
 
 class Mean(Metric):
-    """A weighted mean, for what is counted at every training step.
+    """A weighted mean, to update at every training step.
 
-    Unlike ``torchmetrics.MeanMetric`` it takes scalars as they are and does not look for NaN,
-    which takes half as long on the CPU and never waits for a GPU.
+    Unlike ``torchmetrics.MeanMetric`` it uses scalars as they are and does not look for NaN. So it
+    takes half the time on a CPU, and never synchronises with a GPU.
     """
 
     full_state_update = False
@@ -280,19 +281,19 @@ class Mean(Metric):
         self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, weight: Tensor | float) -> None:
-        """Count ``value``, the mean of something over samples of this weight in sum."""
-        self.total.add_(value * weight)  # torch looks what kind of attribute it is where it is set
+        """Add a mean over samples whose weights sum up to ``weight``."""
+        self.total.add_(value * weight)  # in place: nn.Module's setattr is slow
         self.weight.add_(weight)
 
     def compute(self) -> Tensor:
-        """Return the mean over everything counted since the last ``reset``."""
+        """Return the weighted mean of all values since the last ``reset``."""
         return self.total / self.weight
 
 
 def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
-    """Return whether what the training step logs for this batch reaches the loggers.
+    """Return whether the loggers get what the training step logs for this batch.
 
-    Most batches log nothing, and ``self.log`` takes a good part of a small network's step.
+    Use it to skip ``self.log`` for most batches: it takes a large part of a small network's step.
     """
     trainer = module.trainer
     ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0

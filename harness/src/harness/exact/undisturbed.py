@@ -1,4 +1,4 @@
-"""Contexts in which a few samples are computed beside a training that notices nothing."""
+"""Context managers that keep the parity check from changing the training around it."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from harness.data.randomness import preserved_generators
 
 @contextlib.contextmanager
 def quiet(device: torch.device) -> Iterator[None]:
-    """Keep the generators, what is printed, and what torch compiles, out of it."""
+    """Restore generators, and switch off printing, warnings and torch.compile."""
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         preserved_generators(),
@@ -22,35 +22,35 @@ def quiet(device: torch.device) -> Iterator[None]:
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # the run itself will warn
+        warnings.simplefilter("ignore")  # the training step will warn again
         yield
 
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Let no product be rounded to TF32, and no convolution be chosen by timing."""
-    cudnn, before = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    """Switch off TF32 and cuDNN's benchmark, which chooses algorithms by their time."""
+    cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
     flags = {"enabled": cudnn.enabled, "deterministic": cudnn.deterministic}
     try:
         with cudnn.flags(**flags, benchmark=False, allow_tf32=False):
             torch.set_float32_matmul_precision("highest")
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextlib.contextmanager
 def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Put the gradients and ``requires_grad`` of the run aside."""
-    before = [(p, p.grad, p.requires_grad) for p in parameters]
+    """Remove the gradients, and restore them and ``requires_grad`` at the end."""
+    saved = [(p, p.grad, p.requires_grad) for p in parameters]
     try:
         for parameter in parameters:
             parameter.grad = None
         yield
     finally:
-        for parameter, gradient, flag in before:
+        for parameter, gradient, flag in saved:
             parameter.requires_grad_(flag).grad = gradient
 
 
 def do_nothing(*_: Any, **__: Any) -> None:
-    """Replace what would have an effect."""
+    """Accept any arguments and do nothing; replaces a method."""
