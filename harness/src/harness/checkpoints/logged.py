@@ -101,7 +101,7 @@ def restore_of_this_rank(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> No
             with in_hook(module, how.pop("fx")):
                 logs(value=own, **how)
             continue
-        logged = logs.made(key, how["how"])
+        logged = logs.new_value(key, how["how"])
         logged.zero = logged.zero.to(how["dtype"])  # of the hook's precision, not of this moment's
         logged.reset()
         logged.restore(detached_copy(states, device), takes_all)

@@ -229,8 +229,8 @@ class SelfLog:
             if by_rank[0] and by_rank[0][1] == self.num_seen and not any(by_rank[1:]):
                 self._warn_once(
                     value.how["name"],
-                    "%s was logged for all batches of rank 0 and for none of the other ranks. It "
-                    "counts only those of rank 0. Log it on every rank, or with rank_zero_only=True.",
+                    "%s was logged for all batches of rank 0 and for none of the other ranks, so "
+                    "it counts only those. Log it on every rank, or with rank_zero_only=True.",
                 )
 
     def _values(self) -> dict[str, LoggedValue]:
