@@ -1,0 +1,54 @@
+"""Measure batch sizes, data workers and a learning rate for an experiment, in a minute or two.
+
+    python scripts/tune.py experiment=mine
+    python scripts/tune.py experiment=mine data.batch_size=256 trainer.precision=bf16-mixed
+
+It takes the overrides of train.py, measures on one device, writes nothing, and ends with a line of
+overrides to paste. Exit status: 0; 1 where the module or the data fails; 2 a mistake in the
+command; 130 after Ctrl-C.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from harness.command.check import check
+from harness.command.compose import compose_command
+from harness.errors import UserError, print_text
+from harness.names import program
+from harness.processes.launcher import launcher
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print what was found, and return the exit status."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(program("harness.tune"), None, __doc__, formatter_class=kind)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="as of train.py")
+    words = parser.parse_args(arguments).words
+    try:
+        if launcher().is_one_of_several:
+            raise UserError("tune measures on one device: start it without torchrun and srun.")
+        command = compose_command("train", words)
+        check(command)
+        from harness.tune.search import tune  # torch and Lightning; seconds
+
+        tune(command)
+    except UserError as error:
+        print_text(str(error), file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, SystemExit):  # Lightning exits on Ctrl-C
+        print("Stopped; nothing was written.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        from harness.run import mistakes
+
+        message = mistakes.of_user(error)
+        if message is None:
+            raise
+        print_text(message, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Choose a batch size, data workers and a learning rate by trials, and print what is measured.
+
+In: a checked command of train.py. Out: tables, and a line of overrides to paste. It runs in a
+temporary folder.
+"""
+
+import logging
+import re
+import tempfile
+import time
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from harness.command.compose import Command
+from harness.command.main import choose_gpus
+from harness.errors import UserError
+from harness.machine import gib, usable_cores
+from harness.names import flat, leaf
+from harness.run.mistakes import OUT_OF_MEMORY
+from harness.strategies.launchable import num_processes
+from harness.tune.trials import Steps, alone, find_rate, measure_loader, measure_steps
+from harness.watch.throughput import INPUT_BOUND
+
+GAIN = 1.05  # of the speed, below which a larger batch is not faster
+NUM_STEPS = 10  # of an epoch, that a larger batch must leave
+MAX_SECONDS = 60  # of all batch sizes, and of the search for a learning rate
+NUM_RATES = 100
+BATCH_SIZE, NUM_WORKERS = "data.batch_size", "data.num_workers"
+RATES = ("lr", "learning_rate")
+
+
+def tune(command: Command) -> None:
+    """Measure what can be measured, and print a line of overrides.
+
+    Raises:
+        UserError: if not even one sample fits, or there is no batch.
+    """
+    single = OmegaConf.merge(command.cfg.trainer, {"strategy": "auto"})
+    num_devices = num_processes(single)  # that share a batch; dp has one process for several
+    is_on_cpu = command.cfg.trainer.accelerator == "cpu" or not torch.accelerator.is_available()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cfg = alone(command.cfg, folder)
+        choose_gpus(cfg)
+        device = f"{usable_cores()} CPU cores"
+        if not is_on_cpu:
+            is_cuda = torch.cuda.is_available()
+            device = torch.cuda.get_device_name() if is_cuda else "Apple's GPU"
+        say(f"Measured on {device}, in one process, without validation, callbacks,")
+        say("loggers and compile=true.")
+        if num_devices > 1:
+            say(f"A batch is shared by {num_devices} devices; the table has the part of one.")
+        paste: list[str] = []
+        logging.disable(logging.WARNING)  # trials would repeat what a training says once
+        try:
+            best = tune_batch_size(cfg, num_devices, paste)
+            tune_workers(cfg, best, paste)
+            tune_rate(cfg, best, num_devices, paste)
+        finally:
+            logging.disable(logging.NOTSET)
+    say(f"\nPaste this behind your command:\n{' '.join(paste)}" if paste else "\nNothing to paste.")
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    print(text, flush=True)
+
+
+def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
+    """Double the part of one device until it does not fit or is not faster, and set the best.
+
+    A batch that does not fit is halved. Without ``data.batch_size`` one size is measured.
+    """
+    size: int | None = OmegaConf.select(cfg, BATCH_SIZE)
+    size = max(1, size // num_devices) if isinstance(size, int) else None
+    say(f"\n{'batch size':>12} {'samples/s':>12} {'ms a step':>12}{memory_of(cfg)}")
+    rows: list[Steps] = []
+    started, num_slow, too_large, why = time.monotonic(), 0, 0, ""
+    while not why:
+        if size is not None:
+            cfg.data.batch_size = size
+        try:
+            steps = measure_steps(cfg, size)
+        except Exception as error:
+            if not re.search(OUT_OF_MEMORY, str(error)):
+                raise
+            steps = None
+        if steps is None:
+            say(f"{size or 'all':>12}  does not fit in memory")
+            if rows:
+                why = f"{size} do not fit."
+            elif not size or size == 1:
+                raise UserError("Not even one sample fits: use a smaller model.")
+            else:
+                too_large, size = size, size // 2
+            continue
+        row = f"{steps.num_samples:>12,} {steps.speed:>12,.0f} {1000 * steps.seconds:>12,.1f}"
+        say(row + (f" {gib(steps.num_bytes):>12}" if steps.num_bytes else ""))
+        num_slow = num_slow + 1 if rows and steps.speed < GAIN * max(r.speed for r in rows) else 0
+        rows.append(steps)
+        if size is None:
+            why = f"The config has no {BATCH_SIZE}: set the size where the loaders are made."
+        elif too_large:
+            why = f"{too_large} do not fit."
+        elif steps.num_samples == steps.num_all:
+            why = "The data set has no more samples."
+        elif num_slow == 2:
+            why = "Larger batches are not 5 % faster."
+        elif time.monotonic() - started > MAX_SECONDS:
+            why = f"The search ended after {MAX_SECONDS} s."
+        else:
+            size *= 2
+    # Of a small data set all samples at once would be fastest, and a bad training.
+    most = max(rows[0].num_samples, rows[0].num_all // (NUM_STEPS * num_devices))
+    usable = [row for row in rows if row.num_samples <= most or not row.num_all]
+    best = next(r for r in usable if GAIN * r.speed >= max(row.speed for row in usable))
+    if size is not None:
+        cfg.data.batch_size = best.num_samples
+        limit = f" that leaves {NUM_STEPS} steps an epoch" if len(usable) < len(rows) else ""
+        why += f"\n{best.num_samples:,} is the smallest within 5 % of the fastest{limit}."
+        paste.append(f"{BATCH_SIZE}={best.num_samples * num_devices}")
+    say(why)
+    return best
+
+
+def memory_of(cfg: Any) -> str:
+    """Return the title of the column of memory, which GPUs of CUDA have."""
+    if cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        return ""
+    return f" {'memory':>12} of {gib(torch.cuda.mem_get_info()[1])}"
+
+
+def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
+    """Choose the fewest workers that read batches as fast as steps take them."""
+    if NUM_WORKERS not in flat(cfg):
+        say(f"\nThe config has no {NUM_WORKERS}: set it where the loaders are made.")
+        return
+    say(f"\n{'workers':>12} {'samples/s':>12} from the loader; steps take {best.speed:,.0f}")
+    needed, speeds = 1 / best.seconds, dict[int, float]()
+    for num in (0, *(2**i for i in range(8) if 2**i <= usable_cores())):
+        speeds[num] = measure_loader(cfg, num)
+        say(f"{num:>12} {speeds[num] * best.num_samples:>12,.0f}")
+        if speeds[num] >= needed / (1 if num else INPUT_BOUND):  # without workers a step waits
+            break
+    chosen = next(num for num in speeds if GAIN * speeds[num] >= max(speeds.values()))
+    if speeds[num] >= needed / (1 if num else INPUT_BOUND):
+        say(f"{num} is the fewest that steps do not wait for.")
+        chosen = num
+    else:
+        say(f"{chosen} is the fastest; steps wait for data now and then.")
+    paste.append(f"{NUM_WORKERS}={chosen}")
+
+
+def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None:
+    """Find the rate at which the loss falls fastest, with the batch size that was chosen."""
+    if best.is_manual:
+        say(
+            "\nNo learning rate: the module has its own loop (automatic_optimization=False), and "
+            f"\n{best.num_optimizers} optimizers. Try rates in a sweep: python train.py -m …"
+        )
+        return
+    if num_devices > 1 and BATCH_SIZE in flat(cfg):  # a step of as many samples, in parts
+        cfg.data.batch_size *= num_devices
+        cfg.trainer.accumulate_grad_batches *= num_devices
+    num_steps = max(30, min(NUM_RATES, int(MAX_SECONDS / best.seconds / num_devices)))
+    rate = find_rate(cfg, num_steps)
+    if rate is None:
+        say("\nNo learning rate: the loss falls at none from 1e-6 to 1.")
+        return
+    say(f"\nlearning rate {rate:.2g}: there the loss falls fastest, in {num_steps} steps.")
+    say("It is for a constant rate; a schedule may have it as its largest one.")
+    numbers = [k for k, v in flat(cfg.model, "model.").items() if type(v) in (int, float)]
+    keys = [key for key in numbers if leaf(key) in RATES]
+    if len(keys) == 1:
+        paste.append(f"{keys[0]}={rate:.2g}")
+    else:
+        found = f"{' and '.join(keys)}" if keys else "no model.….lr"
+        say(f"Set it by hand: the config has {found}.")

@@ -1,0 +1,142 @@
+"""tune measures an experiment as it is typed for train.py, writes nothing, and gives a line."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.tune import search, trials
+from harness.tune.__main__ import main
+from tests.conftest import ROOT
+from tests.faults.fork_server import command
+from tests.strategy_runs import write_conf
+
+DATA = "_target_: tests.tune.modules.Measures\nbatch_size: 16\nnum_workers: 0\nseed: 0\n"
+Tune = Callable[..., str]
+
+
+@pytest.fixture
+def tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Tune:
+    """What a person sees; trials are short."""
+    monkeypatch.setattr(trials, "SECONDS", 0.05)
+    monkeypatch.setattr(search, "NUM_RATES", 40)
+
+    def run(*words: str, status: int = 0, **groups: str) -> str:
+        chosen = write_conf(tmp_path / "mine", **groups) if groups else []
+        assert main([*chosen, "trainer.accelerator=cpu", *words]) == status
+        said = capsys.readouterr()
+        assert bool(said.err) == bool(status)
+        return said.err or said.out
+
+    return run
+
+
+def net(name: str = "Net", lr: str = "lr: 0.1") -> str:
+    return f"_target_: tests.tune.modules.{name}\n{lr}\n"
+
+
+def pasted(said: str) -> dict[str, str]:
+    return dict(word.split("=") for word in shlex.split(said.splitlines()[-1]))
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_the_line_can_be_pasted_and_nothing_was_written(tune: Tune, tmp_path: Path) -> None:
+    before = files(ROOT)
+    said = tune("experiment=synthetic", "data.num_train=320")
+    assert files(ROOT) == before
+    assert all(len(line) <= 80 for line in said.splitlines())
+    line = said.splitlines()[-1]
+    assert list(pasted(said)) == ["data.batch_size", "data.num_workers", "model.optimizer.lr"]
+    words = ("experiment=synthetic", *line.split(), f"output_dir={tmp_path}", "debug=fast_dev_run")
+    result = command("train.py", *words)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_module_and_data_of_the_user_are_measured(tune: Tune) -> None:
+    found = pasted(tune(model=net(), data=DATA))
+    assert list(found) == ["data.batch_size", "data.num_workers", "model.lr"]
+    assert 1e-6 < float(found["model.lr"]) <= 1
+
+
+def test_the_largest_batch_that_fits_is_found_from_below_and_from_above(tune: Tune) -> None:
+    for size, tried in ((10, ["10", "20", "40"]), (64, ["64", "32", "16"])):
+        said = tune(f"data.batch_size={size}", model=net("LargeNet"), data=DATA)
+        rows = re.findall(r"^ +(\d+) +(?:[\d,]+ |does not fit)", said, re.MULTILINE)
+        assert rows[:3] == tried, said
+        assert f"{2 * int(tried[-2]) if size == 10 else 32} do not fit." in said
+        assert int(pasted(said)["data.batch_size"]) <= 20
+
+
+def test_a_batch_of_which_not_one_sample_fits_ends_in_a_line(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.tune.modules.MOST_SAMPLES", 0)
+    said = tune(model=net("LargeNet"), data=DATA, status=2)
+    assert said == "Not even one sample fits: use a smaller model.\n"
+
+
+def test_a_data_set_that_is_smaller_than_a_batch_ends_the_search(tune: Tune) -> None:
+    said = tune("data.num_train=12", model=net(), data=f"{DATA}num_train: 12\n")
+    assert "The data set has no more samples." in said
+    assert pasted(said)["data.batch_size"] == "12"
+    dropped = tune(model=net(), data=f"{DATA}num_train: 12\ndrop_last: true\n", status=2)
+    assert dropped == "The training loader gave no batch: use a smaller data.batch_size.\n"
+
+
+def test_slow_samples_want_workers_and_quick_ones_do_not(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "usable_cores", lambda: 4)
+    slow = tune(model=net(), data=f"{DATA}seconds: 0.01\n")
+    assert int(pasted(slow)["data.num_workers"]) > 0
+    monkeypatch.setattr(search, "INPUT_BOUND", 1000.0)  # however busy this machine is
+    assert pasted(tune(model=net(), data=DATA))["data.num_workers"] == "0"
+
+
+def test_a_loop_of_the_modules_own_gets_all_but_a_rate(tune: Tune) -> None:
+    said = tune(model="_target_: tests.modules.several.Adversaries\n", data=DATA)
+    assert "(automatic_optimization=False), and \n2 optimizers." in said
+    assert list(pasted(said)) == ["data.batch_size", "data.num_workers"]
+
+
+def test_what_has_no_key_in_the_config_is_said(tune: Tune) -> None:
+    said = tune("data=null", model=net("OwnLoaders"))
+    assert "The config has no data.batch_size" in said
+    assert "The config has no data.num_workers" in said
+    assert list(pasted(said)) == ["model.lr"]
+    several = net(lr="lr: 0.1\n").replace("Net", "Rates") + "head:\n  lr: 0.2\n"
+    assert "the config has model.lr and model.head.lr." in tune(model=several, data=DATA)
+
+
+def test_several_devices_share_the_batch_that_is_pasted(tune: Tune) -> None:
+    words = ("strategy=ddp", "trainer.devices=2", "data.batch_size=32")
+    said = tune(*words, model=net(), data=DATA)
+    assert "shared by 2 devices" in said
+    assert re.search(r"^ +16 ", said, re.MULTILINE)
+    assert int(pasted(said)["data.batch_size"]) % 32 == 0
+
+
+def test_mistakes_and_failures_end_in_a_few_lines(tune: Tune, tmp_path: Path) -> None:
+    assert "Did you mean experiment=synthetic?" in tune("experiment=syntetic", status=2)
+    said = tune(model=net("BrokenNet"), data=DATA, status=1)
+    assert "modules.py" in said
+    assert len(said.splitlines()) <= 3
+    said = tune(model=net("Interrupted"), data=DATA, status=130)
+    assert said == "Stopped; nothing was written.\n"
+
+
+def test_the_rate_is_that_of_the_steepest_fall() -> None:
+    rates = [10 ** (i / 10 - 6) for i in range(60)]
+    losses = [2.0 - 1e-9 * i if i < 40 else 2.0 - 0.3 * (i - 39) for i in range(50)]
+    losses += [losses[-1] + i for i in range(10)]
+    rate = trials.steepest(rates, losses)
+    assert rate is not None
+    assert 40 <= rates.index(rate) <= 48
+    assert trials.steepest(rates, [float(i) for i in range(60)]) is None

@@ -1,0 +1,11 @@
+"""Find batch size, workers and learning rate: `python -m harness.tune` by another name.
+
+python scripts/tune.py experiment=mine
+"""
+
+import sys
+
+from harness.tune.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
