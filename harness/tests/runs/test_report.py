@@ -34,6 +34,7 @@ def folder(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_the_page_holds_results_and_settings_and_a_run_says_no_html(folder: Path) -> None:
     page = (folder / "page.html").read_text()
+    assert "gpu_gib" not in page  # of runs without a GPU
     found: dict[str, dict[str, str]] = {}
     for table in re.findall("<table>(.*?)</table>", page, re.DOTALL):
         lines = [re.findall("<td>(.*?)</td>", row) for row in table.split("</tr>")[:-1]]

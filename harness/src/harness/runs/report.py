@@ -14,7 +14,7 @@ import polars as pl
 from harness.errors import UserError
 from harness.files import write_durably
 from harness.names import shown
-from harness.runs.reading import FACTS, METRICS, Runs, read_table
+from harness.runs.reading import FACTS, GPU, METRICS, Runs, read_table
 from harness.runs.table import differing, overview, titles
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def parts_of(runs: Runs) -> Iterator[str]:
     for (objective, mode), frame in runs.frame.group_by("objective", "mode", maintain_order=True):
         group = Runs(frame.sort("best", descending=mode == "max", nulls_last=True), runs.settings)
         names = [os.path.relpath(Path(run).resolve(), root) for run in group.frame["run"]]
-        rows = overview(group, FACTS).drop("objective").with_columns(run=pl.Series(names))
+        has_gpu = [name for name in GPU if group.frame[name].count()]
+        facts = [name for name in FACTS if name not in GPU or name in has_gpu]
+        rows = overview(group, facts).drop("objective").with_columns(run=pl.Series(names))
         head = titles(rows.columns).values()
         lines = ("</td><td>".join(escape(text_of(x)) for x in row) for row in (head, *rows.rows()))
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
