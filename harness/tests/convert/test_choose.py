@@ -47,9 +47,9 @@ def refusal(root: object, folder: Path, **options: object) -> str:
 def test_where_there_is_doubt_the_entries_are_listed(
     root: object, inside: str, key: str | None, tmp_path: Path
 ) -> None:
-    listed = f"of the entries {inside}; take one with --key NAME"
-    assert f"no weights in a usual place {listed}" in refusal(root, tmp_path)
-    assert f"no weights at --key 'E' {listed}" in refusal(root, tmp_path, key="E")
+    listed = f"; the file has the entries {inside}. Choose one with --key NAME"
+    assert f"no weights at a usual entry{listed}" in refusal(root, tmp_path)
+    assert f"no weights at --key 'E'{listed}" in refusal(root, tmp_path, key="E")
     if key is not None:
         assert report(root, tmp_path, key=key).tensors
 
@@ -59,7 +59,7 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     for other in ({"a": torch.ones(2)}, [torch.ones(1)], nn.Linear(2, 2)):
         root = {"model": {"step": torch.tensor(5), "weights": other}}
         said = refusal(root, tmp_path, key="model")
-        assert "weights holds tensors beside those of model; --key takes one" in said
+        assert "model holds tensors, and weights in it holds more; choose with --key NAME" in said
     assert report(root, tmp_path, key="model.weights").tensors.keys() == {"weight", "bias"}
     said = report({**STATE, "version": 3, "0._extra_state": {"scale": torch.ones(1)}}, tmp_path)
     assert said.tensors.keys() == STATE.keys()
@@ -68,7 +68,7 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     said = report({"state_dict": state, "epoch": 3, "pytorch-lightning_version": "2"}, tmp_path)
     assert said.left_out == ["epoch", "pytorch-lightning_version", "mean", "loss.*"]
     mixed = {0: torch.ones(1), "a": torch.ones(1)}
-    assert "holds names that are not text" in refusal(mixed, tmp_path)
+    assert "a state_dict with keys that are not text" in refusal(mixed, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["state_dict_ema", "model_ema", "swa_model"])
@@ -77,7 +77,7 @@ def test_an_average_of_the_same_names_is_taken_and_said(name: str, tmp_path: Pat
     wrapped = torch.optim.swa_utils.AveragedModel(average) if name == "model_ema" else average
     root = {"model": raw.state_dict(), name: wrapped.state_dict(), "epoch": 3}
     for ema, note in (
-        (True, [f"{name} is the average of model; --no-ema takes that"]),
+        (True, [f"{name} is the average of model; --no-ema takes model"]),
         (False, []),
     ):
         torch.save(root, tmp_path / "in.ckpt")
@@ -123,12 +123,12 @@ def test_wrappers_and_the_networks_prefix_are_taken_away_and_nothing_else(
 
 def test_what_was_decided_by_names_is_said() -> None:
     _, (note,) = rename(["net.module.0.weight"], "auto", True, True)
-    assert "--prefix 'net' takes it for the network's own child" in note
+    assert "--prefix 'net' keeps it as a child of the network" in note
     _, (note,) = rename(["net.a", "swa_net.a"], "auto", True, True)
     assert note == "swa_net is the average of net; --no-ema takes net"
     for certain in (["a.b", "module"], ["module.a", "n_averaged"], ["module.a", "b"]):
         assert rename(certain, "auto", False, True)[1] == []
     with pytest.raises(CheckpointError, match=r"a\.weight and a\._orig_mod\.weight would both"):
         rename(["a.weight", "a._orig_mod.weight"], "auto", False, True)
-    with pytest.raises(CheckpointError, match=r"nothing is called g\.\*; --prefix '' --list"):
+    with pytest.raises(CheckpointError, match=r"no tensor is named g\.\*; the names begin with"):
         rename(["net.a"], "g", True, True)

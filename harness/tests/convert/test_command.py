@@ -60,12 +60,12 @@ def test_it_says_what_it_did_in_a_few_lines_or_lists_it(folder: Path, run: Run) 
     said = run("checkpoints/last.ckpt", "-o", "weights.pt")
     assert (said.status, said.stderr) == (0, "")
     took, renamed, left_out, verified, wrote = said.stdout.splitlines()[1:]
-    assert "took      10 float32, 1 int64" in took
-    assert "renamed   11, such as net._orig_mod.conv.weight -> conv.weight" in renamed
-    assert left_out.startswith("  left out  epoch, global_step, ")
+    assert "tensors      10 float32, 1 int64" in took
+    assert "renamed      11, such as net._orig_mod.conv.weight -> conv.weight" in renamed
+    assert left_out.startswith("  left out     epoch, global_step, ")
     assert left_out.endswith(", optimizer_states, lr_schedulers, criterion.*")
-    assert "verified  the copy with its source" in verified
-    assert wrote == "  wrote     weights.pt"
+    assert "verified     the output equals the source" in verified
+    assert wrote == "  wrote        weights.pt"
     Net().load_state_dict(torch.load(folder / "weights.pt"))
     said = run("checkpoints/last.ckpt", "--list")
     assert said.status == 0
@@ -78,26 +78,26 @@ def test_one_bad_input_does_not_stop_the_others(folder: Path, run: Run) -> None:
     said = run(*sorted((folder / "checkpoints").iterdir()))
     assert said.status == 3
     assert said.stderr.count("\n") == 1
-    assert f"{folder}/checkpoints/bad.ckpt: not a checkpoint" in said.stderr
+    assert f"{folder}/checkpoints/bad.ckpt: no checkpoint, or damaged" in said.stderr
     outputs = {path.name for path in (folder / "checkpoints").glob("*.pt")}
     assert outputs == {"best.weights.pt", "last.weights.pt"}
 
 
 def test_of_a_runs_folder_the_best_checkpoint_is_taken(folder: Path, run: Run) -> None:
-    assert run(".").stdout.endswith("wrote     checkpoints/best.weights.pt\n")
+    assert run(".").stdout.endswith("wrote        checkpoints/best.weights.pt\n")
     (folder / "checkpoints" / "best.ckpt").unlink()
-    assert run(".").stdout.endswith("wrote     checkpoints/last.weights.pt\n")
+    assert run(".").stdout.endswith("wrote        checkpoints/last.weights.pt\n")
 
 
 MISTAKES = (
     ("nothing.ckpt", 1, "nothing.ckpt does not exist.\n"),
     ("last.ckpt -o weights.bin", 1, "must end in one of .pt, .pth, .safetensors"),
-    ("last.ckpt best.ckpt -o a.pt", 1, "needs an output of its own, which is no input"),
-    ("last.ckpt last.pt", 1, "needs an output of its own"),
-    ("last.ckpt --force -o link.pt", 1, "needs an output of its own"),
-    ("last.ckpt -o last.pt", 1, "last.pt exists; --force replaces it"),
-    ("last.ckpt --prefix nett", 3, "nothing is called nett.*; --prefix '' --list shows"),
-    (".", 3, ".: a folder that is no checkpoint itself, or no file at all; name a file\n"),
+    ("last.ckpt best.ckpt -o a.pt", 1, "Two inputs would write the same output, or an output"),
+    ("last.ckpt last.pt", 1, "an output is also an input. Convert one checkpoint per command"),
+    ("last.ckpt --force -o link.pt", 1, "an output is also an input"),
+    ("last.ckpt -o last.pt", 1, "last.pt exists already. --force replaces it."),
+    ("last.ckpt --prefix nett", 3, "no tensor is named nett.*; the names begin with net"),
+    (".", 3, ".: neither a checkpoint file, nor a folder of a run or of all shards; name a file\n"),
     ("last.ckpt --dtype float64", 2, "unrecognized arguments"),
     ("last.ckpt -o /proc/out.pt", 4, "/proc/out.pt"),
 )

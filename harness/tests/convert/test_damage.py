@@ -96,7 +96,7 @@ def test_safetensors_places_have_no_overlaps_and_gaps(tmp_path: Path) -> None:
         }
         text = json.dumps(entries).encode()
         path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(second[1]))
-        assert "bytes of b are not where they should be" in refusal(path)
+        assert "bytes of b leave a gap or overlap others" in refusal(path)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
@@ -105,19 +105,19 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     for content in contents:
         path.write_bytes(content)
         message = refusal(path)
-        assert "not a checkpoint, or a damaged one: neither safetensors nor" in message
+        assert "no checkpoint, or damaged: neither safetensors nor" in message
         assert message.endswith(f"begins with {content!r}")
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
     assert "it begins with b'\\x80\\x02\\x8a" in refusal(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
-    assert "a zip, but none of torch.save" in refusal(path)
+    assert "a zip file, but not one of torch.save" in refusal(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
     assert "TorchScript" in refusal(path)
     os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for somebody to write into it
-    assert "or no file at all; name a file" in refusal(tmp_path / "pipe.ckpt")
+    assert "neither a checkpoint file, nor a folder" in refusal(tmp_path / "pipe.ckpt")
 
 
 def test_a_folder_of_torchs_distributed_checkpoint_gets_torchs_command(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_shards_become_the_whole_network_or_are_refused(tmp_path: Path) -> None:
         save_file({name: STATE[name] for name in sorted(STATE)[i::3]}, shard)
     convert(tmp_path / "hf", tmp_path / "whole.pt")
     assert differing(torch.load(tmp_path / "whole.pt"), STATE) == []
-    assert "a part of a network, by its name" in refusal(shards[1])
+    assert "by its name one shard of a network" in refusal(shards[1])
     content = shards[1].read_bytes()
     shards[1].write_bytes(shards[0].read_bytes())
-    assert "two shards hold tensors of one name" in refusal(tmp_path / "hf")
+    assert "two shards hold tensors of the same name" in refusal(tmp_path / "hf")
     shards[1].write_bytes(content[:-1])
     assert "truncated" in refusal(tmp_path / "hf")
     shards[1].unlink()
-    assert "a folder that is no checkpoint itself" in refusal(tmp_path / "hf")
+    assert "nor a folder of a run or of all shards" in refusal(tmp_path / "hf")
 
 
 def test_one_process_s_share_is_not_the_network(tmp_path: Path) -> None:
@@ -148,4 +148,4 @@ def test_one_process_s_share_is_not_the_network(tmp_path: Path) -> None:
     torch.save(STATE, first)
     convert(first, tmp_path / "whole.pt")  # of one process
     torch.save(STATE, second)
-    assert "a part of a network, by its name" in refusal(first)
+    assert "by its name one shard of a network" in refusal(first)

@@ -63,7 +63,7 @@ def test_a_module_starts_from_each_of_them(checkpoints: Made) -> None:
         assert differing(module.net.state_dict(), expected) == [], name
         assert torch.equal(probe, module.probe.weight)
         assert rows["fits"] == f"{len(expected)} of the {len(expected)} tensors of net", name
-        assert sum(line.startswith("took net.") for line in lines) == len(expected)
+        assert sum(line.startswith("loaded net.") for line in lines) == len(expected)
 
 
 @pytest.mark.parametrize("name", ["weight_averaging", "ema_beside_state_dict", "ema_submodule"])

@@ -37,7 +37,7 @@ def test_a_run_starts_from_a_file_and_says_so(weights: Path, run: Callable[..., 
     best = torch.load(started.checkpoint, weights_only=False)["state_dict"]
     log = (started.folder / "run.log").read_text()
     assert f"starts from: {weights} (safetensors)" in log
-    assert "took net.layers.1.weight <- layers.1.weight" in log
+    assert "loaded net.layers.1.weight <- layers.1.weight" in log
     # AdamW has decayed nothing: its rate is zero.
     assert all(torch.equal(best[f"net.{k}"], value) for k, value in load_file(weights).items())
 
@@ -78,13 +78,13 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
 ) -> None:
     for words, said in (
         ("init=wieghts.safetensors", "init.path=wieghts.safetensors does not exist."),
-        ("init=conf", "init.path=conf: a folder that is no checkpoint itself"),
-        ("init=train.py", "init.path=train.py: not a checkpoint, or a damaged one"),
+        ("init=conf", "init.path=conf: neither a checkpoint file, nor a folder"),
+        ("init=train.py", "init.path=train.py: no checkpoint, or damaged"),
         ("init.freeze=[nett]", "init.freeze=['nett']: there is no nett. Did you mean net?"),
-        ("init.rename=fc", "init.rename=fc must be pairs, such as init.rename={fc:head}"),
+        ("init.rename=fc", "init.rename=fc must map names, as in init.rename={fc:head}"),
         ("init.pth=a.pt", "There is no key init.pth. Did you mean init.path?"),
         (f"init={finished_run} model.net.hidden=[128,32]", "3 of the 6 tensors of net fit"),
-        ("init.unfreeze_at_epoch=3", "init.unfreeze_at_epoch needs init.freeze=[<part>]"),
+        ("init.unfreeze_at_epoch=3", "no part is frozen. Add init.freeze=[<part>]."),
         ("init.unfreeze_at_epoch=0", "init.unfreeze_at_epoch=0 must be a whole number, 1 or more"),
     ):
         with pytest.raises(UserError) as caught:

@@ -67,7 +67,7 @@ def test_what_makes_no_groups_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=said):
             harness.build_optimizers(FineTuned(), optimizer, groups=values)
-    with pytest.raises(UserError, match="set its lr"):
+    with pytest.raises(UserError, match="groups multiply the optimizer"):
         harness.build_optimizers(
             FineTuned(), lambda p: torch.optim.SGD(p, lr=0.1), groups={"decay_norms": False}
         )

@@ -31,8 +31,9 @@ def test_a_head_of_another_size_is_left_out_when_asked(tmp_path: Path) -> None:
     state = network(num_classes=10).state_dict()
     text = refusal(tmp_path, state)
     assert "7 of the 9 tensors of net fit" in text
-    assert "fit. net.head.weight is (10, 8), here (3, 8), net.head.bias is (10,), here" in text
-    assert "Type init.leave_out=[net.head] to go without these, or init.strict=false." in text
+    sizes = "is (10, 8) in the file, (3, 8) in the module"
+    assert f"fit. net.head.weight {sizes}, net.head.bias is (10,) in the file" in text
+    assert "Leave them out with init.leave_out=[net.head], or set init.strict=false." in text
     text = refusal(tmp_path, state, leave_out=["net.haed"])
     assert text == "init.leave_out=['net.haed']: there is no net.haed. Did you mean net.head?"
     module, rows, _ = started(tmp_path, state, leave_out=["net.head"])
@@ -41,8 +42,8 @@ def test_a_head_of_another_size_is_left_out_when_asked(tmp_path: Path) -> None:
     assert torch.equal(module.net.backbone[0].weight, state["backbone.0.weight"])
     _, rows, lines = started(tmp_path, state, strict=False)
     assert rows["fits"] == "7 of the 9 tensors of net"
-    assert "net.head.weight is (10, 8), here (3, 8)" in rows["does not fit"]
-    assert "did not take net.head.bias: is (10,), here (3,)" in lines
+    assert f"net.head.weight {sizes}" in rows["does not fit"]
+    assert "not loaded: net.head.bias is (10,) in the file, (3,) in the module" in lines
 
 
 def test_what_only_one_side_has_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_the_part_that_takes_the_weights_is_found(tmp_path: Path) -> None:
     module, rows, lines = started(tmp_path, {f"module.{name}": v for name, v in state.items()})
     assert rows["fits"] == "9 of the 9 tensors of net"
     assert torch.equal(module.net.head.weight, state["head.weight"])
-    assert "took net.head.weight <- module.head.weight" in lines
+    assert "loaded net.head.weight <- module.head.weight" in lines
     backbone = network()[0].state_dict()
     module, rows, _ = started(tmp_path, backbone)
     assert rows["fits"] == "7 of the 7 tensors of net.backbone"
@@ -83,7 +84,7 @@ def test_floating_types_are_cast_and_whole_numbers_are_no_weights(tmp_path: Path
     module = started(tmp_path, state)[0]
     assert torch.equal(module.net.head.weight, state["head.weight"].float())
     state["head.weight"] = torch.ones(3, 8, dtype=torch.int64)
-    assert "net.head.weight is torch.int64, here torch.float32" in refusal(tmp_path, state)
+    assert "is torch.int64 in the file, torch.float32 in" in refusal(tmp_path, state)
 
 
 def test_names_are_exchanged(tmp_path: Path) -> None:
@@ -91,20 +92,20 @@ def test_names_are_exchanged(tmp_path: Path) -> None:
     other = {f"bert.{name.replace('head', 'fc')}": value for name, value in state.items()}
     module, rows, lines = started(tmp_path, other, rename={"bert": None, "bert.fc": "head"})
     assert rows["fits"] == "9 of the 9 tensors of net"
-    assert "took net.head.weight <- bert.fc.weight" in lines
+    assert "loaded net.head.weight <- bert.fc.weight" in lines
     assert torch.equal(module.net.head.weight, state["head.weight"])
     assert "there is no haed. Did you mean head?" in refusal(tmp_path, state, rename={"haed": "a"})
     names = {"head": "backbone.0"}
-    assert "gives two tensors of the file one name" in refusal(tmp_path, state, rename=names)
+    assert "gives two tensors of the file the same name" in refusal(tmp_path, state, rename=names)
 
 
 def test_a_file_of_other_weights_or_of_several_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, nn.Linear(4, 4).state_dict(), strict=False)
     assert "0 of the 2 tensors of net.head fit. net.head.weight is (4, 4)" in text
-    assert "init.rename={old:new} renames parts, init.prefix=<part> takes one" in text
+    assert "Rename parts with init.rename={old:new}, or choose a part of the file with" in text
     both = {"student": network().state_dict(), "teacher": network().state_dict()}
     text = refusal(tmp_path, both)
-    assert "student, teacher; take one with init.key=NAME" in text
+    assert "student, teacher. Choose one with init.key=NAME" in text
     assert "--" not in text
     module = started(tmp_path, both, key="teacher")[0]
     assert torch.equal(module.net.head.weight, both["teacher"]["head.weight"])

@@ -1,8 +1,9 @@
 """Turn any training checkpoint into a plain state_dict that loads on a CPU.
 
-`convert(source, output)` writes it, and `python -m harness.convert` is the command; `load(source)`
-returns it as tensors. Files are read as data: no code that they name is imported, and neither is
-torch by `convert`. Of the harness this package needs `errors` and `files` alone.
+`convert(source, output)` writes it to a file, and `python -m harness.convert` is the command.
+`load(source)` returns it as tensors. Both read files as data: they import no code that a file
+names. `convert` does not import torch either. This package imports only `errors` and `files` of
+the library.
 """
 
 from .conversion import Weights, convert, load

@@ -3,10 +3,11 @@
     python -m harness.convert last.ckpt -o weights.pt
     python -m harness.convert a.ckpt b.ckpt                  several in one call
     python -m harness.convert outputs/default/<run>          a run's best checkpoint
-    python -m harness.convert last.ckpt --list               what would be taken
+    python -m harness.convert last.ckpt --list               list tensors, write nothing
 
-and then, anywhere: net.load_state_dict(torch.load("weights.pt")). Nothing in a checkpoint is
-executed. harness/docs/checkpoints.md has the formats, what is verified, and the exit statuses.
+Then load the file anywhere: net.load_state_dict(torch.load("weights.pt")). The command executes
+nothing that a checkpoint contains. harness/docs/checkpoints.md lists the formats, what the command
+verifies, and the exit statuses.
 """
 
 import argparse
@@ -23,19 +24,18 @@ from .tensors import CheckpointError
 
 
 def run() -> None:
-    """Run the command; a signal ends it by an exception, so that temporary files are removed."""
+    """Run the command. A signal raises an exception, so that temporary files are removed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
-            # An exception, so that temporaries are removed.
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as of `--list | head`
-    for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal has no letters for
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` closes the pipe early
+    for stream in (sys.stdout, sys.stderr):  # the terminal may lack letters of a tensor's name
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIO
     sys.exit(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert what the arguments name and return the highest exit status."""
+    """Convert each source, and return the highest of their exit statuses."""
     options = vars(_parser().parse_args(arguments))
     sources, output, as_list = (options.pop(name) for name in ("sources", "output", "list"))
     statuses = [0]
@@ -54,20 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _jobs(sources: Sequence[str], output: str | None) -> dict[Path, Path]:
-    """Return the output of each input.
+    """Return the output path of each input path.
 
     Raises:
-        UserError: several would have one output, or one would be an input itself.
+        UserError: two inputs have the same output, or an output is also an input.
     """
     inputs = [*map(whole, sources)]
     jobs = {source: Path(output) if output else default_output(source) for source in inputs}
     if len({path.resolve() for path in (*inputs, *jobs.values())}) < 2 * len(inputs):
-        raise UserError("Each input needs an output of its own, which is no input: one at a time.")
+        raise UserError(
+            "Two inputs would write the same output, or an output is also an input. "
+            "Convert one checkpoint per command, with -o OUT."
+        )
     return jobs
 
 
 def _failure(error: Exception) -> int:
-    """Say what went wrong, and return its status."""
+    """Print an error, and return its exit status."""
     print(f"error: {printable(str(error))}", file=sys.stderr)
     return 3 if isinstance(error, CheckpointError) else 4 if isinstance(error, OSError) else 1
 
@@ -79,12 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SRC", help="checkpoints; folders of runs or of shards")
+    add("sources", nargs="+", metavar="SRC", help="checkpoints, run folders, folders of shards")
     add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors")
-    add("--prefix", default="auto", metavar="NAME", help='the network\'s submodule; "" for all')
-    add("--key", metavar="NAME", help="the file's entry of weights, a.b if nested; '' for all")
+    add("--prefix", default="auto", metavar="NAME", help='submodule to take; "" takes the module')
+    add("--key", metavar="NAME", help="entry with the weights, a.b if nested; '' takes the file")
     ema = argparse.BooleanOptionalAction
-    add("--ema", action=ema, default=True, help="prefer averaged weights where there are some")
+    add("--ema", action=ema, default=True, help="prefer averaged weights if the file has some")
     add("--list", action="store_true", help="list the tensors and write nothing")
     add("--force", action="store_true", help="replace existing outputs")
     return parser

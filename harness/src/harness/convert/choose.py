@@ -1,13 +1,13 @@
-"""Find the weights in what was saved, and name them as the bare network does.
+"""Find the weights in a saved object, and give them the names of the bare network.
 
-In: the root of a checkpoint, as data. Out: a Selection: Tensors by their new names, and the rest.
-The weights are the entry that `--key` names; else one of ENTRIES or the whole file, or an average
-beside it that has the same names. Four rules name them:
-- `_orig_mod` and its like (WRAPPERS) are wrappers wherever they are a whole part of a name.
-- `module` (DataParallel, DDP) is a wrapper where it is the only child of its parent; `n_averaged`
-  beside it is AveragedModel's counter and goes with it.
-- A LightningModule's network is its child `net` or `model`, or an average of that with its names.
-- A prefix that is given says where the network is, and below it `module` is no wrapper.
+In: a checkpoint's ``root``, as data. Out: a ``Selection``: the tensors by their new names, and
+what is left out. The weights are the entry that `--key` names. Without `--key` they are one of
+``ENTRIES`` or the whole file, or an average beside them that has the same names. Four rules rename:
+- `_orig_mod` and the other ``WRAPPERS`` are wrappers anywhere in a name, as a part between dots.
+- `module` (DataParallel, DDP) is a wrapper if its parent has no other child. `n_averaged`, the
+  counter of AveragedModel, may stand beside it and is removed with it.
+- A LightningModule's network is its child `net` or `model`, or an average of it with equal names.
+- A given prefix is the place of the network. Below it, `module` is no wrapper.
 """
 
 import re
@@ -21,99 +21,113 @@ from .tensors import Budget, CheckpointError, Tensor, parsing
 from .unpickle import Inert
 
 ENTRIES = ("state_dict", "model_state_dict", "model")
-NETWORKS = ("net", "model")  # what a LightningModule usually calls its network
+NETWORKS = ("net", "model")  # usual names of a LightningModule's network
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 _AVERAGE = re.compile(r"(?i)(?<![a-z])(ema|swa|averaged?)(?![a-z])")
 _MAX_SHOWN = 20  # entries, in a message
-Path = tuple[str, ...]  # the parts of a name
+Path = tuple[str, ...]  # the parts of a name between dots
 
 
 @dataclass
 class Selection:
     """The weights of a checkpoint by the names that the bare network has for them."""
 
-    key: str  # the entry that holds them, as it is shown to a person
-    notes: list[str]  # what was decided by names, and the option that decides otherwise
+    key: str  # the entry that holds them, as reports print it
+    notes: list[str]  # each decision by names alone, with the option that reverses it
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)  # their names in the file
-    left_out: list[str] = field(default_factory=list)  # what else the file holds
+    sources: dict[str, str] = field(default_factory=dict)  # new name -> name in the file
+    left_out: list[str] = field(default_factory=list)  # other contents of the file
 
 
 @parsing()
 def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -> Selection:
-    """Choose the entry `key` (dotted where nested, "" for the whole) or the usual one, and rename.
+    """Choose the entry with the weights, and rename them.
+
+    Args:
+        root: the saved object.
+        key: the entry; dots lead into nested ones, "" is the whole file, ``None`` the usual entry.
+        prefix: the submodule that is the network; see ``rename``.
+        ema: whether to prefer averaged weights.
+        budget: pays for the objects that are built.
 
     Raises:
-        CheckpointError: nothing there is weights without doubt; the message lists what there is.
+        CheckpointError: no entry clearly holds weights; the message lists the entries.
     """
     entries = root if isinstance(root, dict) else {}
     place, notes = _usual_place(root, ema, budget) if key is None else (key, [])
     found, others = (None, []) if place is None else _find(root, place)
     if place is None or not _holds_weights(found, budget):
-        where = "in a usual place" if key is None else f"at --key {key!r}"
-        inside = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
-        names_one = "take one with --key NAME, dotted where it is nested"
-        raise CheckpointError(f"no weights {where} of the entries {inside}; {names_one}")
+        where = "a usual entry" if key is None else f"--key {key!r}"
+        listed = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
+        raise CheckpointError(
+            f"no weights at {where}; the file has the entries {listed}. Choose one with "
+            "--key NAME, or with --key OUTER.INNER if it is nested"
+        )
     state = _state(found, budget)
     new_names, name_notes = rename(state, prefix, "pytorch-lightning_version" in entries, ema)
     chosen = Selection(place or "the whole file", notes + name_notes, left_out=others)
     for old, value in state.items():
         _put(chosen, old, value, new_names.get(old), budget)
     if not chosen.tensors:
-        raise CheckpointError("what would be taken holds no tensor; --prefix and --key choose")
+        raise CheckpointError(
+            f"{chosen.key} holds no tensor; choose others with --key NAME or --prefix NAME"
+        )
     chosen.left_out = list(dict.fromkeys(chosen.left_out))
     return chosen
 
 
 def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budget) -> None:
-    """Take a value by its new name, or list it among what is not taken."""
+    """Add a value to the tensors under its new name, or to ``left_out``."""
     if new is None:
         chosen.left_out.append(old.partition(".")[0] + (".*" if "." in old else ""))
     elif isinstance(value, Tensor):
         chosen.tensors[new], chosen.sources[new] = value, old
     elif _is_tensor(value):
-        raise CheckpointError(f"{old} is not a dense tensor ({value.name}); make it one first")
+        raise CheckpointError(
+            f"{old} is not a dense tensor ({value.name}); make it dense before you save"
+        )
     elif _holds_weights(value, budget) and not old.endswith("_extra_state"):
-        raise CheckpointError(f"{old} holds tensors beside those of {chosen.key}; --key takes one")
+        raise CheckpointError(
+            f"{chosen.key} holds tensors, and {old} in it holds more; choose with --key NAME"
+        )
     else:
         chosen.left_out.append(f"{old} (not a tensor)")
 
 
 def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list[str]]:
-    """Return the entry with the weights, if there is no doubt, and a note on an average."""
+    """Return the entry that clearly holds the weights, or ``None``, and notes on an average."""
     entries: dict[str, Any] = root if isinstance(root, dict) else {}
     if entries.keys() >= {"current_model_state", "state_dict"}:
-        # Lightning's WeightAveraging.
-        if not ema:
+        if not ema:  # Lightning's WeightAveraging wrote both
             return "current_model_state", []
         return "state_dict", ["state_dict is the average; --no-ema takes current_model_state"]
     raw = next((name for name in ENTRIES if _is_state(entries.get(name), budget)), None)
     if raw is None:
         return "" if _is_state(root, budget) else None, []
     for name, value in _items(root) if ema else ():
-        # An average of the parameters alone has no BatchNorm buffers, and is not the weights.
+        # An average of the parameters alone lacks BatchNorm's buffers, so its names differ.
         if (
             _AVERAGE.search(name)
             and _is_state(value, budget)
             and _bare_names(value, budget) == _bare_names(entries[raw], budget)
         ):
-            return name, [f"{name} is the average of {raw}; --no-ema takes that"]
+            return name, [f"{name} is the average of {raw}; --no-ema takes {raw}"]
     return raw, []
 
 
 def _find(root: Any, key: str) -> tuple[Any, list[str]]:
-    """Follow a dotted key; return what is there, and the names beside it."""
-    beside: list[str] = []
+    """Follow a dotted key. Return the value there, and the names beside each part of the key."""
+    siblings: list[str] = []
     for part in key.split(".") if key else ():
         items = dict(_items(root))
-        beside += [name for name in items if name != part]
+        siblings += [name for name in items if name != part]
         root = items.get(part)
-    return root, beside
+    return root, siblings
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a container holds, by name or number."""
+    """Yield a container's items, each with its name or number."""
     if isinstance(value, dict):
         yield from ((name, item) for name, item in value.items() if isinstance(name, str))
     elif isinstance(value, list | tuple):
@@ -121,28 +135,28 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor, or an Inert for a sparse, quantized or similar one."""
-    odd = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
-    return isinstance(value, Tensor) or (isinstance(value, Inert) and value.name.startswith(odd))
+    """Return whether a value is a tensor; an ``Inert`` may stand for a sparse or quantized one."""
+    calls = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
+    return isinstance(value, Tensor) or (isinstance(value, Inert) and value.name.startswith(calls))
 
 
 def _is_module(value: Any) -> bool:
-    """Return whether a value is a pickled nn.Module, of whatever class."""
+    """Return whether a value is a pickled nn.Module of any class."""
     fields = value.state if isinstance(value, Inert) else None
     return isinstance(fields, dict) and isinstance(fields.get("_modules"), dict)
 
 
 def _holds_weights(value: Any, budget: Budget) -> bool:
-    """Return whether a value is a module, or holds tensors itself."""
-    inside: Any = value if type(value) in (list, tuple) else ()
+    """Return whether a value is a module, or a container of tensors."""
+    items: Any = value if type(value) in (list, tuple) else ()
     if isinstance(value, dict):
-        inside = value.values()
-    budget.spend(len(inside))  # a file may repeat one of them under many names
-    return _is_module(value) or any(map(_is_tensor, inside))
+        items = value.values()
+    budget.spend(len(items))  # a file may repeat one container under many names
+    return _is_module(value) or any(map(_is_tensor, items))
 
 
 def _is_state(value: Any, budget: Budget) -> bool:
-    """Return whether a value is a module or a state_dict, which holds no other dicts."""
+    """Return whether a value is a module or a state_dict: tensors, and no nested dicts."""
     if not isinstance(value, dict):
         return _is_module(value)
     return _holds_weights(value, budget) and not any(
@@ -153,7 +167,7 @@ def _is_state(value: Any, budget: Budget) -> bool:
 def _state(value: Any, budget: Budget) -> dict[str, Any]:
     """Return a value's tensors and other entries by their names."""
     if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
-        raise CheckpointError("what would be taken holds names that are not text")
+        raise CheckpointError("a state_dict with keys that are not text; save it with names")
     state = _module_state(value, budget) if isinstance(value, Inert) else dict(_items(value))
     num_parts = sum(name.count(".") for name in state)
     budget.spend(Budget.NAME * len(state) + Budget.PART * num_parts)
@@ -161,7 +175,7 @@ def _state(value: Any, budget: Budget) -> dict[str, Any]:
 
 
 def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
-    """Return the state_dict of a pickled module whose class need not exist."""
+    """Return the state_dict of a pickled module, without its class."""
     state: dict[str, Any] = {}
     todo = [("", root)]
     while todo:
@@ -171,7 +185,7 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
             fields.get(kind) or {}
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         )
-        # Modules may contain each other, or share a child under many names.
+        # A damaged file's modules may contain each other, or one child under many names.
         num_names = 1 + sum(map(len, (parameters, buffers, children, hidden)))
         budget.spend(num_names * (Budget.NAME + len(prefix)))
         hidden = {name for name in hidden if isinstance(name, str)}
@@ -183,7 +197,7 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
 
 
 def _bare_names(value: Any, budget: Budget) -> set[str]:
-    """Return the names of the tensors without wrappers."""
+    """Return the names of a value's tensors, without wrappers."""
     names = [name for name, item in _state(value, budget).items() if _is_tensor(item)]
     return {*rename(names, "auto", False, True)[0].values()}
 
@@ -191,13 +205,16 @@ def _bare_names(value: Any, budget: Budget) -> set[str]:
 def rename(
     names: Iterable[str], prefix: str, is_lightning: bool, ema: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the new name of each weight that is taken, and notes on what was decided by names.
+    """Return the new name of each weight to take, and notes on decisions by names alone.
 
-    With `is_lightning` the names begin at a LightningModule, and prefix "auto" finds the network
-    in it, with `ema` its average.
+    Args:
+        names: the weights' names in the file.
+        prefix: the network's submodule. "auto" removes wrappers, and finds the network.
+        is_lightning: whether the names begin at a LightningModule.
+        ema: whether "auto" prefers an average of a LightningModule's network.
 
     Raises:
-        CheckpointError: nothing has that prefix, or two names would become one.
+        CheckpointError: no name has the prefix, or two names would become one.
     """
     notes: list[str] = []
     paths: dict[str, Path] = {}
@@ -209,21 +226,24 @@ def rename(
         paths, is_unclear = _without_module(paths)
         network, notes = _network(paths.values(), ema) if is_lightning else ((), [])
     if is_unclear:
-        option = f"--prefix {'.'.join(network)!r} takes it for the network's own child"
-        notes = [f"`module` was taken for a wrapper (DataParallel, DDP); {option}", *notes]
-    depth, owners = len(network), dict[str, str]()
+        option = f"--prefix {'.'.join(network)!r} keeps it as a child of the network"
+        notes = [f"removed `module` as a wrapper (DataParallel, DDP); {option}", *notes]
+    depth, old_names = len(network), dict[str, str]()
     for name, path in paths.items():
         if path[:depth] == network and path[depth:]:
             new = ".".join(path[depth:])
-            if owners.setdefault(new, name) != name:
-                raise CheckpointError(f"{owners[new]} and {name} would both become {new}")
-    if not owners:
-        raise CheckpointError(f"nothing is called {prefix}.*; --prefix '' --list shows all names")
-    return {name: new for new, name in owners.items()}, notes
+            if old_names.setdefault(new, name) != name:
+                raise CheckpointError(f"{old_names[new]} and {name} would both become {new}")
+    if not old_names:
+        beginnings = ", ".join(
+            islice(dict.fromkeys(path[0] for path in paths.values()), _MAX_SHOWN)
+        )
+        raise CheckpointError(f"no tensor is named {prefix}.*; the names begin with {beginnings}")
+    return {name: new for new, name in old_names.items()}, notes
 
 
 def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
-    """Take away each `module` that is a wrapper, and say whether only its name tells that."""
+    """Remove each `module` that is a wrapper. Also return whether only its name shows that."""
     children: defaultdict[Path, set[str]] = defaultdict(set)
     for path in paths.values():
         for depth, part in enumerate(path):
@@ -236,13 +256,13 @@ def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
     stripped = {
         name: tuple(part for depth, part in enumerate(path) if path[:depth] not in wrapped)
         for name, path in paths.items()
-        if path[-1] != "n_averaged" or path[:-1] not in wrapped  # a counter is no weight
+        if path[-1] != "n_averaged" or path[:-1] not in wrapped  # the counter is no weight
     }
     return stripped, {"module"} in wrapped.values()
 
 
 def _network(paths: Iterable[Path], ema: bool) -> tuple[Path, list[str]]:
-    """Return the place of a LightningModule's network, or of its average."""
+    """Return the place of a LightningModule's network or of its average, and notes on that."""
     children: defaultdict[str, set[Path]] = defaultdict(set)
     for path in paths:
         children[path[0]].add(path[1:])

@@ -1,7 +1,7 @@
-"""Convert a checkpoint: open, select, write beside the target, verify, rename.
+"""Convert a checkpoint: open it, select the weights, write a temporary file, verify, rename it.
 
-In: a path and what to take of it. Out: Weights, with a file (`convert`) or without (`opened`), or
-torch's tensors (`load`).
+In: a path, and options that choose the weights. Out: ``Weights`` with a file (``convert``) or
+without (``opened``), or torch's tensors (``load``).
 """
 
 from collections import Counter
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
-_MIN_RESULT, _MAX_EXPANSION = 100_000_000, 16  # bytes that any file may lead to; times the source
+_MIN_RESULT = 100_000_000  # bytes of weights that any file may hold
+_MAX_EXPANSION = 16  # bytes of weights per byte of the file, beyond that
 
 
 @dataclass(kw_only=True)
 class Weights(Selection):
-    """The weights in an open checkpoint; no byte of them is read before `read`.
+    """The weights in an open checkpoint. Their bytes stay in the file until ``read``.
 
-    `str` says in a few lines what was taken, renamed, left out and verified.
+    ``str(weights)`` reports in a few lines what was taken, renamed, left out and verified.
     """
 
     checkpoint: Checkpoint
     output: Path | None = None  # the file that `convert` writes
-    verified: str = ""  # what that was compared with; nothing in a dry run
+    verified: str = ""  # which comparisons succeeded; "" in a dry run
 
     def __str__(self) -> str:
         types = Counter(tensor.dtype for tensor in self.tensors.values())
@@ -44,25 +45,25 @@ class Weights(Selection):
         megabytes = sum(tensor.num_bytes for tensor in self.tensors.values()) / 1e6
         renamed = [f"{old} -> {new}" for new, old in self.sources.items() if old != new]
         rows = {
-            "took": f"{counts}, {megabytes:,.1f} MB, from {self.key} ({self.checkpoint.kind})",
+            "tensors": f"{counts}, {megabytes:,.1f} MB, from {self.key} ({self.checkpoint.kind})",
             "renamed": f"{len(renamed)}, such as {renamed[0]}" if renamed else "nothing",
             "left out": ", ".join(self.left_out) or "nothing",
             "verified": self.verified,
             "note": "; ".join(self.notes),
-            "wrote" if self.verified else "would be": str(self.output),
+            "wrote" if self.verified else "would write": str(self.output),
         }
-        texts = (f"  {name:8}  {text}" for name, text in rows.items() if text)
+        texts = (f"  {name:11}  {text}" for name, text in rows.items() if text)
         return "\n".join(map(printable, [str(self.checkpoint.path), *texts]))
 
     def listing(self) -> str:
-        """Return a line for each tensor."""
+        """Return one line per tensor: its name, type and shape, and its name in the file."""
         return "\n".join(
             printable(f"  {name}  {tensor.dtype} {tensor.shape}  <- {self.sources[name]}")
             for name, tensor in self.tensors.items()
         )
 
     def read(self, names: Iterable[str]) -> dict[str, "torch.Tensor"]:
-        """Read some of them; names of the same tensor share its memory.
+        """Return the named tensors with their values. Names of the same tensor share its memory.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -73,7 +74,7 @@ class Weights(Selection):
         return {name: values[self.tensors[name]] for name in names}
 
     def each(self, names: Iterable[str]) -> Iterator["torch.Tensor"]:
-        """Read some of them one after another, once the checksums of all were found to hold.
+        """Yield the named tensors one by one, after the checksums of all have been verified.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -82,17 +83,19 @@ class Weights(Selection):
         self.check_size({self.tensors[name] for name in names})
         for name in names:
             check(self.tensors[name].record, name)
-        yield from (_read_one(self.tensors[name]) for name in names)
+        yield from (_read_tensor(self.tensors[name]) for name in names)
 
     def check_size(self, tensors: Iterable[Tensor]) -> None:
-        """Refuse to make more of a file than its size explains, as of expanded views."""
-        # What a view passes over is read as well, but that is faster.
+        """Raise if the weights need far more bytes than the file has, as expanded views do."""
+        # Elements that a view skips cost a sixteenth: they are read, which is fast, but not kept.
         cost = sum(max(t.num_bytes, t.span * t.itemsize // 16) for t in tensors)
         if cost > _MIN_RESULT + _MAX_EXPANSION * self.checkpoint.num_bytes:
-            raise CheckpointError(f"its size does not explain {cost / 1e9:,.1f} GB of weights")
+            raise CheckpointError(
+                f"damaged: its weights would take {cost / 1e9:,.1f} GB, far more than the file"
+            )
 
 
-def _read_one(tensor: Tensor) -> "torch.Tensor":
+def _read_tensor(tensor: Tensor) -> "torch.Tensor":
     import torch
 
     dtype, content = getattr(torch, tensor.dtype), bytearray()
@@ -107,14 +110,17 @@ def _read_one(tensor: Tensor) -> "torch.Tensor":
 def opened(
     source: str | Path, *, key: str | None = None, prefix: str = "auto", ema: bool = True
 ) -> Iterator[Weights]:
-    """Open a checkpoint and find its weights; the arguments are options of the command.
+    """Open a checkpoint and find its weights. The arguments are the command's options.
 
-    `prefix` is the submodule that is the network, "" for the whole, "auto" to find it; `key` is the
-    entry that holds the weights, "" for the whole file; with `ema` averages are preferred.
+    Args:
+        source: a file, a folder of shards, or a run's folder.
+        key: the entry that holds the weights; "" is the whole file, ``None`` the usual entry.
+        prefix: the submodule that is the network; "" is the whole, "auto" finds it.
+        ema: whether to prefer averaged weights.
 
     Raises:
-        UserError: there is no such file.
-        CheckpointError: it cannot be read, holds no weights without doubt, or changes meanwhile.
+        UserError: the source does not exist.
+        CheckpointError: it cannot be read, no entry clearly holds weights, or it has changed.
     """
     source = whole(source)
     try:
@@ -127,16 +133,16 @@ def opened(
 
 
 def load(source: str | Path, **options: Any) -> dict[str, "torch.Tensor"]:
-    """Read the weights of a checkpoint as a plain state_dict of CPU tensors, and write nothing.
+    """Return the weights of a checkpoint as a plain state_dict of CPU tensors.
 
-    Options and errors are those of ``opened``.
+    It writes no file. Options and errors are those of ``opened``.
     """
     with opened(source, **options) as weights:
         return weights.read(weights.tensors)
 
 
 def default_output(source: Path) -> Path:
-    """Return where the weights go if nobody says; the dots in `loss=0.12` are no suffix."""
+    """Return the default output path. A dot as in `loss=0.12` begins no suffix."""
     stem = source.stem if source.suffix in _SUFFIXES else source.name
     return source.with_name(f"{stem}.weights.pt")
 
@@ -151,22 +157,26 @@ def convert(
 ) -> Weights:
     """Write the weights in a checkpoint as a plain state_dict of CPU tensors.
 
-    With `force` an existing output is replaced; with `dry_run` nothing is written. Other options
-    are those of `opened`.
+    Args:
+        source: a file, a folder of shards, or a run's folder.
+        output: the new file; ``None`` puts it beside the source.
+        force: whether to replace an existing output.
+        dry_run: whether to write nothing.
+        **options: those of ``opened``.
 
     Raises:
-        UserError: the arguments cannot be followed.
+        UserError: the source does not exist, or the output cannot be used.
         CheckpointError: the source cannot be converted.
-        OSError: the system refuses to read or write.
+        OSError: the system cannot read or write a file.
     """
     source = whole(source)
     output = Path(output) if output else default_output(source)
     if output.suffix not in _WRITERS:
         raise UserError(f"{output} must end in one of {', '.join(_WRITERS)}.")
     if output.resolve() == source.resolve():
-        raise UserError(f"{output} is the source; name another output.")
+        raise UserError(f"{output} is also the source. Name another output: -o OUT.")
     if output.exists() and not (force or dry_run):
-        raise UserError(f"{output} exists; --force replaces it.")
+        raise UserError(f"{output} exists already. --force replaces it.")
     with opened(source, **options) as weights:
         weights.output = output
         if not dry_run:
@@ -183,4 +193,4 @@ def _write(weights: Weights, output: Path, force: bool) -> None:
         with Checkpoint(Path(file.name)) as copy:
             verify(tensors, checksums, copy.root)
         weights.checkpoint.check_unchanged()
-    weights.verified = "the copy with its source, and that with the checksums that it states"
+    weights.verified = "the output equals the source, and the source matches its own checksums"

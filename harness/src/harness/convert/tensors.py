@@ -1,8 +1,8 @@
-"""Describe tensors as places in files, read their bytes, and bound what a file may cost.
+"""Describe tensors as places in files, read their bytes, and limit the cost of a damaged file.
 
-A Record is a range of bytes in an open file; a Tensor is a strided view of one, whose elements
-`stream` yields in row-major order, a block at a time. checkpoint.py and unpickle.py make them;
-conversion.py and write.py copy the blocks.
+A ``Record`` is a range of bytes in an open file. A ``Tensor`` is a strided view of such a range.
+``stream`` yields its elements in row-major order, block by block. checkpoint.py and unpickle.py
+make both classes' objects; conversion.py and write.py copy the blocks.
 """
 
 import errno
@@ -22,60 +22,60 @@ if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does no
     import numpy.typing as npt
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower
-_GATHERED = 8 << 20  # bytes gathered at once: of a transposed matrix, the larger the faster
-_LEAST = 1 << 18  # bytes that are read at once, however few of them are wanted
+_MAX_GATHERED = 8 << 20  # bytes gathered at once; more is faster for a transposed matrix
+_MIN_READ = 1 << 18  # bytes; a smaller span is read at once, even for a few elements
 _MAX_AXES = 64
-Sizes = tuple[int, ...]  # or the position of an element
+Sizes = tuple[int, ...]  # one number per axis: a shape, strides, or an element's position
 
 
 class CheckpointError(UserError):
-    """The input is not a checkpoint, is damaged, or holds something that cannot be converted."""
+    """The input is no checkpoint, is damaged, or holds an object that cannot be converted."""
 
 
 @contextmanager
 def parsing() -> Iterator[None]:
-    """Report any failure in the block as damage: foreign bytes can fail in any way."""
+    """Turn any exception in the block into a CheckpointError: damaged bytes can raise any."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        # A damaged file may state an offset that no file has, which the system calls EINVAL.
+        # A damaged file may contain an offset that no file can have: the system raises EINVAL.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise CheckpointError(f"damaged or truncated ({type(error).__name__})") from error
 
 
 class Budget:
-    """Charge what is built from a file against the file's size.
+    """The bytes of a file that are left to pay for the objects that are built from it.
 
-    A few bytes of a pickle can repeat what came before without end. Costs are in bytes; honest
-    files have several times as many for each of these.
+    A pickle of a few bytes can repeat earlier objects without end, so each object has a price in
+    bytes. An undamaged file has several times as many bytes for each object.
     """
 
     OPCODE = 4
-    CONTAINER = 20  # a list or dict of JSON
+    CONTAINER = 20  # of JSON: a list or dict
     NAME, PART = 50, 16  # a tensor's name, and each part of it between dots
 
     def __init__(self) -> None:
         self.left = 2_000_000
 
     def spend(self, amount: int) -> None:
-        """Raise a CheckpointError if the file has fewer bytes than what is made of it costs."""
+        """Pay for objects; raise a CheckpointError if the file has too few bytes left."""
         self.left -= amount
         if self.left < 0:
             raise CheckpointError("damaged: it holds more objects than a file of its size can have")
 
 
 class DType(NamedTuple):
-    """An element type; `storage` is its class in torch.save, `safetensors` its code there."""
+    """An element type in both file formats."""
 
-    size: int
-    safetensors: str | None = None
-    storage: str | None = None
+    size: int  # bytes
+    safetensors: str | None = None  # its code in safetensors
+    storage: str | None = None  # its storage class in torch.save; None: UntypedStorage
 
 
-# Keys are torch's names. A type without a storage class is saved over an UntypedStorage.
+# By torch's names.
 DTYPES = {
     "float64": DType(8, "F64", "DoubleStorage"),
     "float32": DType(4, "F32", "FloatStorage"),
@@ -99,80 +99,80 @@ DTYPES = {
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """Bytes [offset, offset + num_bytes) of the open file `fd`; `crc` as the file states it."""
+    """The bytes [offset, offset + num_bytes) of the open file ``fd``."""
 
     fd: int
     offset: int
     num_bytes: int
-    crc: int | None = None
-    is_checked: bool = False  # whether the bytes were found to have this checksum
+    crc: int | None = None  # the checksum that the file states, if any
+    is_checked: bool = False  # whether the bytes have matched it
 
 
 def row_major(shape: Sizes) -> Sizes:
-    """Return the strides of a contiguous tensor of this shape, as torch computes them."""
+    """Return the strides that torch gives a contiguous tensor of this shape."""
     sizes = (max(size, 1) for size in shape[:0:-1])
     return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1] if shape else ()
 
 
 @dataclass(unsafe_hash=True, slots=True)
 class Tensor:
-    """A strided view of a record; two are equal if they are the same elements in the same order."""
+    """A strided view of a range of bytes; equal views have the same elements in the same order."""
 
     dtype: str  # a key of DTYPES
     shape: Sizes
-    stride: Sizes  # steps between elements, in elements
-    offset: int  # of the first element in the record, in elements
+    stride: Sizes  # elements between neighbours, per axis
+    offset: int  # elements before the first one
     record: Record
 
     def __post_init__(self) -> None:
-        is_odd = not len(self.shape) == len(self.stride) <= _MAX_AXES
-        if not is_odd:
+        is_invalid = not len(self.shape) == len(self.stride) <= _MAX_AXES
+        if not is_invalid:
             self.shape, self.stride = tuple(self.shape), tuple(self.stride)
             numbers = (*self.shape, *self.stride, self.offset)
-            is_odd = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
-            is_odd = is_odd or self.num_bytes >= 1 << 63
-        if is_odd:
-            raise CheckpointError("damaged: a tensor's shape, stride or offset makes no sense")
+            is_invalid = any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers)
+            is_invalid = is_invalid or self.num_bytes >= 1 << 63
+        if is_invalid:
+            raise CheckpointError("damaged: a tensor's shape, stride or offset is impossible")
         if (self.offset + self.span) * self.itemsize > self.record.num_bytes:
             raise CheckpointError("damaged: a tensor reaches past the end of its storage")
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of an element."""
+        """Return the bytes per element."""
         return DTYPES[self.dtype].size
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all elements, without gaps."""
+        """Return the bytes of all elements, without gaps between them."""
         return math.prod(self.shape) * self.itemsize
 
     @property
     def span(self) -> int:
-        """Return the number of the record's elements from the first to the last one used."""
+        """Return the number of elements from the first to the last one used, gaps included."""
         steps = zip(self.shape, self.stride, strict=True)
         return 1 + sum((size - 1) * step for size, step in steps) if self.num_bytes else 0
 
     @property
     def is_contiguous(self) -> bool:
-        """Return whether the record holds the elements one after another in row-major order."""
-        steps = zip(self.shape, self.stride, row_major(self.shape), strict=True)
-        return not self.num_bytes or all(size == 1 or step == plain for size, step, plain in steps)
+        """Return whether the elements lie one after another in row-major order."""
+        axes = zip(self.shape, self.stride, row_major(self.shape), strict=True)
+        return not self.num_bytes or all(n == 1 or step == dense for n, step, dense in axes)
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the record holds these elements in row-major order, and no others."""
+        """Return whether the range holds exactly these elements, in row-major order."""
         return self.is_contiguous and self.num_bytes == self.record.num_bytes
 
 
 def stream(tensor: Tensor) -> Iterator[memoryview]:
-    """Return the bytes of a tensor in blocks, each of which is gone when the next is asked for."""
+    """Yield the bytes of a tensor in blocks. The next block overwrites the one before."""
     if tensor.is_contiguous:
         return read(tensor.record, tensor.offset * tensor.itemsize, tensor.num_bytes)
     return _gather(tensor)
 
 
 def check(record: Record, name: str) -> None:
-    """Raise a CheckpointError unless a record matches its checksum, if the file states one."""
+    """Raise a CheckpointError if a range of bytes does not match the checksum in the file."""
     if record.crc is not None and not record.is_checked:
         crc = 0
         for chunk in read(record, 0, record.num_bytes):
@@ -183,7 +183,7 @@ def check(record: Record, name: str) -> None:
 
 
 def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iterator[memoryview]:
-    """Yield bytes [start, start + num_bytes) of a record, in a buffer that is used again."""
+    """Yield bytes [start, start + num_bytes) of a range, in a buffer that the next overwrites."""
     buffer = memoryview(bytearray(min(block, num_bytes)))
     position, stop = record.offset + start, record.offset + start + num_bytes
     while position < stop:
@@ -195,7 +195,7 @@ def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iter
 
 
 def _gather(tensor: Tensor) -> Iterator[memoryview]:
-    """Copy a strided tensor block by block, so that memory stays bounded."""
+    """Yield a strided tensor's bytes in blocks, in bounded memory."""
     import numpy as np
 
     element = np.dtype(f"u{tensor.itemsize}" if tensor.itemsize < 16 else "V16")
@@ -209,13 +209,16 @@ def _gather(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, Sizes]]:
-    """Cut a box into boxes of at most _GATHERED bytes: yield them in row-major order."""
+    """Cut a tensor into blocks of at most ``_MAX_GATHERED`` bytes, in row-major order.
+
+    ``first`` is the position of its first element. Yields (first, sizes) of each block.
+    """
     num_bytes = math.prod(sizes) * itemsize
-    if num_bytes <= _GATHERED:
+    if num_bytes <= _MAX_GATHERED:
         yield first, sizes
         return
     axis = next(i for i, size in enumerate(sizes) if size > 1)
-    rows = max(1, _GATHERED * sizes[axis] // num_bytes)
+    rows = max(1, _MAX_GATHERED * sizes[axis] // num_bytes)
     for start in range(0, sizes[axis], rows):
         corner = (*first[:axis], first[axis] + start, *first[axis + 1 :])
         size = min(rows, sizes[axis] - start)
@@ -223,12 +226,12 @@ def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, 
 
 
 def _fill(target: "npt.NDArray[Any]", record: Record, offset: int, stride: Sizes) -> None:
-    """Copy a strided part of a record, reading at most four times the bytes that are wanted."""
+    """Copy strided elements into ``target``, and read at most four times as many bytes."""
     import numpy as np
 
     spans = [(size - 1) * step for size, step in zip(target.shape, stride, strict=True)]
     itemsize, span = target.itemsize, 1 + sum(spans)
-    if span * itemsize <= max(4 * target.nbytes, _LEAST):
+    if span * itemsize <= max(4 * target.nbytes, _MIN_READ):
         num_bytes = span * itemsize
         (raw,) = read(record, offset * itemsize, num_bytes, block=num_bytes)
         steps = [step * itemsize for step in stride]

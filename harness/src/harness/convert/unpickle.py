@@ -1,7 +1,8 @@
-"""Read a pickle as data: nothing that it names is imported, nothing that it asks for is called.
+"""Read a pickle as data: import nothing that it names, call nothing that it asks for.
 
-In: an open file, at the pickle's first byte. Out: dicts, lists, numbers and texts; Tensors, whose
-bytes stay in the file; and an Inert in place of every call that is not one of the few in _CALLS.
+In: an open file, at the pickle's first byte. Out: dicts, lists, numbers and texts, and a
+``Tensor`` for each tensor, whose bytes stay in the file. An ``Inert`` replaces the result of every
+call that ``_CALLS`` does not list.
 """
 
 import pickle
@@ -25,14 +26,14 @@ class Global(str):
 
 
 class Storage(NamedTuple):
-    """The bytes of tensors, and their type."""
+    """The bytes that tensors share, and their element type."""
 
     record: Record
     dtype: str
 
 
 class Inert:
-    """Stand-in for the result of a call, of which the name and the state are kept."""
+    """The result of a call that was not made. It keeps the function's name and the state."""
 
     __slots__ = ("name", "state")
 
@@ -41,15 +42,15 @@ class Inert:
         self.state: Any = None
 
     def append(self, *_: Any) -> None:
-        """Keep no items."""
+        """Drop the items."""
 
     extend = __setitem__ = append
 
 
 class Dict(dict[Any, Any]):
-    """A dict or an OrderedDict, each of whose keys is a text or an Inert.
+    """A dict or an OrderedDict. A key that is no text becomes an ``Inert``.
 
-    A file could choose numbers that collide, or nested tuples, whose hash takes exponential time.
+    Other keys can be an attack: numbers that collide, or nested tuples with a costly hash.
     """
 
     __slots__ = ()
@@ -59,33 +60,33 @@ class Dict(dict[Any, Any]):
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any, dtype: str = "") -> Any:
-    is_lazy = any(rest[2:])  # conj or neg; before it are requires_grad and hooks
+    is_lazy = any(rest[2:])  # conj or neg; the first two are requires_grad and hooks
     kind = dtype.removeprefix("torch.") or getattr(storage, "dtype", None)
-    if not isinstance(storage, Storage) or is_lazy or kind not in DTYPES:  # quantized, for one
+    if not isinstance(storage, Storage) or is_lazy or kind not in DTYPES:  # such as quantized
         return Inert(Global("torch._utils._rebuild_tensor"))
     return Tensor(kind, shape, stride, offset, storage.record)
 
 
-# The only calls that are understood, and what each stands for.
+# The only calls that the unpickler understands, each with a function that returns its result.
 _CALLS: dict[str, Callable[..., Any]] = {
     "__builtin__.set": lambda items=(): items,
     "builtins.set": lambda items=(): items,
-    "collections.OrderedDict": Dict,  # its items follow
+    "collections.OrderedDict": Dict,  # empty; later opcodes add its items
     "torch._utils._rebuild_parameter": lambda tensor, *rest: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *rest: tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": lambda *args: _tensor(*args[:6], *args[7:], dtype=args[6]),
 }
-# What torch.load calls also with a number of bytes or elements, which are then allocated.
+# Calls that allocate memory if their argument is a number of bytes or elements.
 _ALLOCATES = re.compile(r"(__builtin__|builtins)\.bytearray|torch\.(\w+\.)*\w*(Tensor|Storage)")
-# Opcodes that torch.save does not use: of text, of protocols 0 and 1, and of named arguments.
+# Opcodes that torch.save never writes: as text, of protocols 0 and 1, and for named arguments.
 _REFUSED = b"pgILFSVidoP\x92"
 
 
 class InertUnpickler(pickle._Unpickler):
-    """Python's own unpickler, protocols 2 to 5, with every call replaced by data.
+    """Python's own unpickler for protocols 2 to 5, which returns data in place of calls.
 
-    The C unpickler cannot be the base, since its opcodes cannot be overridden.
+    Its base is the unpickler in Python: the one in C does not let a subclass replace opcodes.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -111,19 +112,19 @@ class InertUnpickler(pickle._Unpickler):
         while (opcode := self._file.read(1)) != pickle.STOP:
             num_opcodes += 1
             if num_opcodes % _CHARGED_AT_ONCE == 0:
-                cost = Budget.OPCODE * (num_opcodes + len(self.memo))
-                self.budget.spend(cost - charged)
-                charged = cost
+                total = Budget.OPCODE * (num_opcodes + len(self.memo))
+                self.budget.spend(total - charged)
+                charged = total
             self.dispatch[opcode[0]](self)
         return self.stack.pop()
 
     def find_class(self, module: str, name: str) -> Global:
-        """Return the name alone."""
-        self.budget.spend(len(module) + len(name))  # honest pickles name each class once
+        """Return the name of a class or function, and import nothing."""
+        self.budget.spend(len(module) + len(name))  # an undamaged pickle names each class once
         return Global(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the Storage that torch.save means."""
+        """Return the ``Storage`` that torch.save refers to."""
         _, storage, key, _, numel = pid
         is_sized = type(numel) is int and 0 <= numel < 1 << 63
         if not (isinstance(storage, Global) and isinstance(key, str) and is_sized):
@@ -139,8 +140,8 @@ class InertUnpickler(pickle._Unpickler):
         call = _CALLS.get(func) if isinstance(func, Global) else None
         has_size = type(args) is tuple and any(type(arg) is int for arg in args)
         if has_size and isinstance(func, Global) and _ALLOCATES.fullmatch(func):
-            raise CheckpointError(f"damaged: {func} makes bytes that are not in the file")
-        # An OrderedDict of given items would be a copy, which a few bytes could ask for again.
+            raise CheckpointError(f"damaged: {func} allocates bytes that are not in the file")
+        # An OrderedDict with items is refused: a few bytes could copy a large dict many times.
         if call is None or type(args) is not tuple or (call is Dict and args):
             self.append(Inert(func))
         else:
@@ -152,13 +153,13 @@ class InertUnpickler(pickle._Unpickler):
         if isinstance(target, Inert):
             target.state = state
 
-    dispatch[pickle.FRAME[0]] = lambda self: self._file.read(8)  # a length, which is not needed
+    dispatch[pickle.FRAME[0]] = lambda self: self._file.read(8)  # skip the frame's length
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _reduce
     dispatch[pickle.BUILD[0]] = _build
     dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(Dict())
-    # Sets are read as lists, so that nothing in them is hashed.
+    # Read sets as lists, so that no item is hashed.
     dispatch[pickle.EMPTY_SET[0]] = dispatch[pickle.EMPTY_LIST[0]]
     dispatch[pickle.ADDITEMS[0]] = dispatch[pickle.APPENDS[0]]
     dispatch[pickle.FROZENSET[0]] = dispatch[pickle.LIST[0]]
-    # A bytearray would be allocated before it turns out that the file is shorter.
+    # Read a bytearray as bytes: it would be allocated even if the file is shorter.
     dispatch[pickle.BYTEARRAY8[0]] = dispatch[pickle.BINBYTES8[0]]

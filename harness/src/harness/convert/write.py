@@ -1,7 +1,7 @@
-"""Write tensors as a new file, torch.save's zip or safetensors, and compare the file with them.
+"""Write tensors to a new file, torch.save's zip or safetensors, and verify the file.
 
-In: Tensors by name. Out: the file, and the checksum that each tensor's bytes must have in it;
-`verify` reads the file again and compares.
+In: ``Tensor``s by name. Out: the file, and the checksum of each tensor's bytes. ``verify`` reads
+the file again and compares it with the tensors and the checksums.
 """
 
 import json
@@ -16,16 +16,18 @@ from typing import Any, BinaryIO, cast
 
 from .tensors import DTYPES, CheckpointError, Tensor, check, row_major, stream
 
-_ALIGNMENT = 64  # bytes, as torch.save does: torch.load(mmap=True) gives aligned tensors
-_PADDING = 0x4246  # "FB", the extra field with which torch.save itself aligns its records
+_ALIGNMENT = 64  # bytes, as in torch.save: torch.load(mmap=True) then gives aligned tensors
+_PADDING = 0x4246  # "FB", the zip's extra field that torch.save pads with
 
 
 def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Write torch.save's format: an OrderedDict of CPU tensors; names of one tensor share it.
+    """Write torch.save's format: an OrderedDict of CPU tensors. Return a checksum per name.
+
+    Two names of the same tensor share its bytes.
 
     Raises:
         CheckpointError: the source is damaged.
-        OSError: the disk is full, or the system refuses to write.
+        OSError: the disk is full, or the system cannot write.
     """
     numbers: dict[Tensor, int] = {}
     crcs: list[int] = []
@@ -35,7 +37,7 @@ def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
         pickled += [_plain(name), *_pickled(tensor, number)]
     with zipfile.ZipFile(file, "w") as archive:
         texts = {"data.pkl": b"".join([*pickled, b"u."]), "byteorder": b"little", "version": b"3\n"}
-        for entry, text in texts.items():  # a ZipInfo has no time, so equal inputs give equal files
+        for entry, text in texts.items():  # ZipInfo's date is fixed: equal inputs, equal files
             archive.writestr(zipfile.ZipInfo(f"archive/{entry}"), text)
         for name, tensor in tensors.items():
             if numbers[tensor] == len(crcs):
@@ -44,7 +46,10 @@ def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _add(archive: zipfile.ZipFile, entry: str, tensor: Tensor, name: str) -> int:
-    """Add an aligned entry. `archive.open` would compute a checksum that the source has already."""
+    """Add an aligned entry with a tensor's bytes, and return its checksum.
+
+    ``archive.open`` would compute the checksum, which the source may state already.
+    """
     file, info = cast(BinaryIO, archive.fp), zipfile.ZipInfo(entry)
     info.header_offset, info.CRC = archive.start_dir, 0
     info.file_size = info.compress_size = tensor.num_bytes
@@ -60,8 +65,8 @@ def _add(archive: zipfile.ZipFile, entry: str, tensor: Tensor, name: str) -> int
 
 
 def _pickled(tensor: Tensor, number: int) -> list[bytes]:
-    """Return what torch pickles for a CPU tensor that is the whole of a numbered storage."""
-    kind = DTYPES[tensor.dtype].storage  # or it lies in a storage of bytes
+    """Return torch's pickle of a CPU tensor that fills the storage of this number."""
+    kind = DTYPES[tensor.dtype].storage  # None: a storage of bytes
     num_elements = math.prod(tensor.shape) if kind else tensor.num_bytes
     dtype = b"" if kind else _global(f"torch.{tensor.dtype}")
     return [
@@ -75,7 +80,7 @@ def _pickled(tensor: Tensor, number: int) -> list[bytes]:
 
 def _plain(value: Any) -> bytes:
     """Return the opcodes that push a value."""
-    return pickle.dumps(value, 2)[2:-1]  # without the protocol and the end
+    return pickle.dumps(value, 2)[2:-1]  # without the opcodes of protocol and end
 
 
 @cache
@@ -84,15 +89,18 @@ def _global(name: str) -> bytes:
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Write the safetensors format, which has no sharing; errors are those of `write_pt`."""
-    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # every tensor is aligned
+    """Write the safetensors format. Return and errors are those of ``write_pt``.
+
+    Two names of the same tensor get a copy each: the format cannot share bytes.
+    """
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # aligns every tensor
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
         tensor, code = tensors[name], DTYPES[tensors[name].dtype].safetensors
         if code is None or name in header:
-            what = "this name" if code else tensor.dtype
-            raise CheckpointError(f"{name}: safetensors cannot hold {what}; write a .pt")
+            unsupported = "this name" if code else tensor.dtype
+            raise CheckpointError(f"{name}: safetensors cannot hold {unsupported}; write a .pt")
         start, end = end, end + tensor.num_bytes
         header[name] = {"dtype": code, "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -104,8 +112,9 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str
 def _copy(file: BinaryIO, tensor: Tensor, name: str) -> int:
     """Copy a tensor's elements, and return their checksum.
 
-    Where the source states it, `verify` compares the new file with that: one reading finds damage
-    of either. Other records of the source are checked here.
+    If the source states the checksum of exactly these bytes, return it without computing it:
+    ``verify`` compares the new file with it, which finds damage of either file. Otherwise check
+    the source now, and compute the checksum of the elements.
     """
     stated, crc = tensor.record.crc if tensor.is_whole else None, 0
     if stated is None:
@@ -120,12 +129,12 @@ def _copy(file: BinaryIO, tensor: Tensor, name: str) -> int:
 def verify(
     tensors: Mapping[str, Tensor], checksums: Mapping[str, int], copies: Mapping[str, Tensor]
 ) -> None:
-    """Raise a CheckpointError unless a new file, read as `copies`, holds what it should."""
+    """Raise a CheckpointError unless the new file's tensors, ``copies``, equal the source's."""
     if tensors.keys() != copies.keys():
-        raise CheckpointError("the names of its tensors were not written as they are")
+        raise CheckpointError("verification failed: the output has other tensor names")
     for name, copy in copies.items():
-        wanted = (tensors[name].dtype, tensors[name].shape)
-        if not copy.is_whole or (copy.dtype, copy.shape) != wanted:
-            raise CheckpointError(f"{name} was not written as it is")
-        copy.record.crc = checksums[name]  # not what the new file states
+        expected = (tensors[name].dtype, tensors[name].shape)
+        if not copy.is_whole or (copy.dtype, copy.shape) != expected:
+            raise CheckpointError(f"verification failed: {name} has another type or shape")
+        copy.record.crc = checksums[name]  # in place of the checksum that the new file states
         check(copy.record, name)

@@ -1,1 +1,1 @@
-"""What training begins with: weights of any checkpoint, and parts of the module that are frozen."""
+"""Start a training from the weights of any checkpoint, and freeze parts of the module."""

@@ -1,4 +1,4 @@
-"""Parts of a module that are not trained, or only from some epoch on."""
+"""Freeze parts of a module, for the whole training or until an epoch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,36 +13,39 @@ from harness.names import is_below
 
 
 class Freezing(pl.Callback):
-    """Keep some parts from being trained, and the statistics of their norms as they are.
+    """Freeze the parameters of some parts, and the statistics of their norms.
 
-    The epoch alone decides what is frozen, so a resumed run needs no state of this callback. Frozen
-    parameters stay in the optimizer, which passes over what has no gradient. From the epoch
-    ``unfreeze_at_epoch``, counted from 0, they are trained; ``None`` is never.
+    Only the epoch decides what is frozen, so a resumed run needs no state of this callback. Frozen
+    parameters stay in the optimizer, which skips parameters without a gradient.
+
+    Args:
+        parts: names of the parts, such as ``net.backbone``.
+        unfreeze_at_epoch: the epoch, counted from 0, that thaws them; ``None`` never does.
     """
 
     def __init__(self, parts: Sequence[str], unfreeze_at_epoch: int | None = None) -> None:
         self.parts, self.unfreeze_at_epoch = list(parts), unfreeze_at_epoch
-        self.names: list[str] = []  # parameters to thaw; those that the author froze are not
+        self.names: list[str] = []  # parameters to thaw, without those that the module froze itself
         self.norms: list[nn.Module] = []
 
     def freeze(self, module: pl.LightningModule) -> None:
-        """Freeze the parts.
+        """Freeze the parts' parameters.
 
         Raises:
-            UserError: if there is no such part, or nothing is left to train.
+            UserError: a part does not exist, or no parameter is left to train.
         """
-        said = f"init.freeze={self.parts}"
+        setting = f"init.freeze={self.parts}"
         tensors = [*module.named_parameters(), *module.named_buffers()]
-        check_parts(said, self.parts, [bare(name) for name, _ in tensors])
+        check_parts(setting, self.parts, [bare(name) for name, _ in tensors])
         trained = [name for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name for name in trained if is_below(bare(name), self.parts)]
         if len(self.names) == len(trained):
-            raise UserError(f"{said} leaves nothing to train. Name a smaller part.")
+            raise UserError(f"{setting} leaves nothing to train. Name a smaller part.")
         for name in self.names:
             module.get_parameter(name).requires_grad_(False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the norms now, because a strategy may have replaced them until here."""
+        """Find the norms: earlier a strategy could still replace them."""
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()
@@ -52,7 +55,10 @@ class Freezing(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
-        """Put frozen norms into evaluation mode, which Lightning and authors undo, or thaw."""
+        """Keep frozen norms in evaluation mode, or thaw all parts.
+
+        Lightning, or the module itself, may have put the norms back into training mode.
+        """
         thaws_at = self.unfreeze_at_epoch
         is_thawed = thaws_at is not None and trainer.current_epoch >= thaws_at
         for norm in self.norms:

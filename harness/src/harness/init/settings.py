@@ -1,7 +1,7 @@
-"""The settings below ``init``, and the names of parts of a module that they have.
+"""The settings below ``init``, and checks of the parts that they name.
 
-In: what a config holds. Out: a checked ``Init``. Next: ``weights`` and ``freezing``.
-Imports no torch, so that mistakes are answered before a run has a folder.
+In: a config's node. Out: a checked ``Init``. Next: ``weights`` and ``freezing`` use it. This file
+imports no torch, so that a command can report mistakes before it makes a run's folder.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,26 +17,26 @@ from harness.names import as_names, did_you_mean, few
 
 @dataclass(frozen=True)
 class Init:
-    """The settings below ``init``; names of parts are those of the module, ``net.backbone``."""
+    """The settings below ``init``. A part is named as in the module, such as ``net.backbone``."""
 
-    path: str | None = None  # a checkpoint, or a folder of one or of a run; None: fresh weights
-    key: str | None = None  # this and the next two choose among the file's weights: see convert
+    path: str | None = None  # a checkpoint, its folder or a run's folder; None: initial weights
+    key: str | None = None  # this, prefix and ema choose the file's weights: see harness.convert
     prefix: str = "auto"
     ema: bool = True
-    rename: Mapping[str, str] = field(default_factory=dict)  # beginnings of the file's names
-    strict: bool = True  # refuse a file that does not fit as a whole
-    leave_out: tuple[str, ...] = ()  # parts that keep their fresh start
+    rename: Mapping[str, str] = field(default_factory=dict)  # old -> new beginning of names
+    strict: bool = True  # refuse a file if a tensor does not fit
+    leave_out: tuple[str, ...] = ()  # parts that keep their initial weights
     freeze: tuple[str, ...] = ()  # parts that are not trained
     unfreeze_at_epoch: int | None = None  # counted from 0
 
 
 def settings(node: Any) -> Init:
-    """Read what is set below ``init``, also in a config; ``None`` is unset.
+    """Return the settings of a config's node or a dictionary. ``None`` means unset.
 
-    The command's rules check the types.
+    The command has checked the types before.
 
     Raises:
-        UserError: with what to type instead.
+        UserError: a key does not exist, or settings clash.
     """
     plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     values = {name: value for name, value in (plain or {}).items() if value is not None}
@@ -48,20 +48,22 @@ def settings(node: Any) -> Init:
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
     if not isinstance(names := values.get("rename", {}), Mapping):
-        raise UserError(f"init.rename={names} must be pairs, such as init.rename={{fc:head}}.")
+        raise UserError(f"init.rename={names} must map names, as in init.rename={{fc:head}}.")
     values["rename"] = {str(old): str(new or "") for old, new in names.items()}
     if "unfreeze_at_epoch" in values and not values.get("freeze"):
-        raise UserError("init.unfreeze_at_epoch needs init.freeze=[<part>]: nothing is frozen.")
+        raise UserError(
+            "init.unfreeze_at_epoch is set, but no part is frozen. Add init.freeze=[<part>]."
+        )
     return Init(**values)
 
 
 def check_file(path: str) -> None:
-    """Refuse a path that stands for no checkpoint.
+    """Check that ``init.path`` leads to a checkpoint.
 
     Raises:
-        UserError: with what to name instead.
+        UserError: it does not.
     """
-    from harness.convert.checkpoint import whole  # for init.path alone
+    from harness.convert.checkpoint import whole  # only commands with init.path need it
 
     try:
         whole(Path(path).expanduser())
@@ -70,23 +72,28 @@ def check_file(path: str) -> None:
 
 
 def bare(name: str) -> str:
-    """Return a tensor's name without those of wrappers, such as that of ``torch.compile``."""
-    from harness.convert.choose import WRAPPERS  # here: settings are read before a run's folder
+    """Return a tensor's name without wrappers, such as the ``_orig_mod`` of ``torch.compile``."""
+    from harness.convert.choose import WRAPPERS  # here, so that commands start faster
 
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def prefixes(names: Iterable[str]) -> dict[str, None]:
-    """Return the names and all parts that they are in, outer ones first, each once."""
-    pieces = [name.split(".") for name in names]
-    return {".".join(each[:depth]): None for each in pieces for depth in range(1, len(each) + 1)}
+    """Return the names, and the parts that contain them: each once, the outer part first."""
+    paths = [name.split(".") for name in names]
+    return {".".join(path[:depth]): None for path in paths for depth in range(1, len(path) + 1)}
 
 
 def check_parts(setting: str, parts: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse a setting that names parts to which none of the names of tensors belongs.
+    """Check that each part in a setting contains a tensor.
+
+    Args:
+        setting: key and value, for the message.
+        parts: the parts that the setting names.
+        names: the tensors' names.
 
     Raises:
-        UserError: with the nearest part that there is.
+        UserError: a part contains none; the message suggests the nearest part.
     """
     existing = prefixes(names)
     for part in parts:

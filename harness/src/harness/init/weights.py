@@ -1,6 +1,6 @@
-"""Start from the weights of a checkpoint: match them by name and shape, load, list the rest.
+"""Start from the weights of a checkpoint: match them by name and shape, load them, list the rest.
 
-In: a module and the settings. Out: rows for the screen and lines for the log.
+In: a module and the settings. Out: rows for the screen, and lines for the log.
 """
 
 import re
@@ -19,23 +19,23 @@ from harness.init.settings import Init, bare, check_parts, prefixes
 from harness.names import few, is_below
 
 ONLY_IN_FILE = "is only in the file"
-MOST_PARTS = 4  # that a message offers to leave out
+MAX_SUGGESTED = 4  # parts that a message suggests for init.leave_out
 
 
 class Match(NamedTuple):
-    """The tensors of a file and of the part of a module that takes them, by the module's names."""
+    """Which tensors of a file fit a part of a module, by the module's names."""
 
-    part: str  # "" is the whole module
-    taken: dict[str, str]  # with their names in the file
-    misfits: dict[str, str]  # with what is wrong
-    left_out: list[str]
+    part: str  # that takes the weights; "" is the whole module
+    taken: dict[str, str]  # name -> name in the file
+    misfits: dict[str, str]  # name -> the reason
+    left_out: list[str]  # by init.leave_out
 
     def __str__(self) -> str:
         num = len(self.taken) + sum(why != ONLY_IN_FILE for why in self.misfits.values())
         return f"{len(self.taken)} of the {num} tensors of {self.part or 'the module'}"
 
     def faults(self, most: int) -> str:
-        """Say what does not fit."""
+        """Return the first misfits, each with its reason."""
         return few((f"{name} {why}" for name, why in self.misfits.items()), most)
 
 
@@ -43,19 +43,19 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     """Load a checkpoint's weights into the part of a module that they fit.
 
     Returns:
-        What was loaded and what was not: rows for the screen, and lines for the log.
+        Rows for the screen and lines for the log: which weights were loaded, and which were not.
 
     Raises:
-        UserError: if they cannot be read, or do not fit as they must; nothing is loaded then.
+        UserError: the file cannot be read, or its weights do not fit; nothing is loaded then.
     """
     assert init.path is not None
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    state = module.state_dict(keep_vars=True)  # with each name of what is shared
+    state = module.state_dict(keep_vars=True)  # has every name of a shared tensor
     own = {bare(name): value for name, value in state.items() if id(value) in tensors}
     path = Path(init.path).expanduser()
     try:
         with opened(path, key=init.key, prefix=init.prefix, ema=init.ema) as weights:
-            match = matched(weights.tensors, own, init)
+            match = match_tensors(weights.tensors, own, init)
             check(match, init)
             values = weights.each(match.taken.values())
             with torch.no_grad():
@@ -66,16 +66,21 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     return report(match, weights)
 
 
-def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init: Init) -> Match:
-    """Match a file's tensors with a module's.
+def match_tensors(
+    stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init: Init
+) -> Match:
+    """Match a file's tensors, ``stored``, with a module's, ``own``, by name and shape.
 
     Raises:
-        UserError: if a setting names what is not there.
+        UserError: a setting names a part that does not exist, or renames two tensors alike.
     """
     check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
     sources = {renamed(name, init.rename): name for name in stored}
     if len(sources) < len(stored):
-        raise UserError(f"init.rename={init.rename} gives two tensors of the file one name.")
+        raise UserError(
+            f"init.rename={init.rename} gives two tensors of the file the same name. "
+            "Rename them apart, or choose fewer with init.prefix=<part>."
+        )
     part = destination({name: stored[source] for name, source in sources.items()}, own)
     in_part = {name: value for name, value in own.items() if is_below(name, [part])}
     in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
@@ -92,7 +97,7 @@ def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init:
             match.misfits[name] = why
         else:
             match.taken[name] = in_file[name]
-    # A file may have one name of tied weights, and none for the counts of torch before 0.4.1.
+    # The file may have only one name of tied weights. Before torch 0.4.1 norms counted no batches.
     has_value = {id(own[name]) for name in match.taken}
     for name in missing:
         if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):
@@ -101,51 +106,58 @@ def matched(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init:
 
 
 def renamed(name: str, rename: Mapping[str, str]) -> str:
-    """Exchange the longest beginning, of whole parts, that is renamed; "" strips or adds."""
+    """Rename the longest beginning of a name that ``rename`` lists, by parts between dots.
+
+    A new beginning of "" strips the old one; an old one of "" adds the new one.
+    """
     old = max((old for old in rename if is_below(name, [old])), key=len, default="")
     return ".".join(filter(None, (rename.get(old, ""), name[len(old) :].lstrip("."))))
 
 
 def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
-    """Return the part of the module in which most tensors fit; of equal ones an outer one."""
+    """Return the part of the module that most of the file's tensors fit, outer parts preferred."""
     votes: Counter[str] = Counter()
     for name, value in own.items():
-        pieces = name.split(".")
-        for depth in range(len(pieces)):
-            if (tensor := stored.get(".".join(pieces[depth:]))) is not None:
-                # One that fits by its shape too outweighs all that fit by their names alone.
-                votes[".".join(pieces[:depth])] += 1 if mismatch(tensor, value) else 1 + len(own)
+        path = name.split(".")
+        for depth in range(len(path)):
+            if (tensor := stored.get(".".join(path[depth:]))) is not None:
+                # A tensor that fits by name and shape outweighs all that fit only by name.
+                votes[".".join(path[:depth])] += 1 if mismatch(tensor, value) else 1 + len(own)
     return max(votes, key=lambda part: (votes[part], not part, -part.count(".")), default="")
 
 
 def mismatch(stored: Tensor, own: torch.Tensor) -> str:
-    """Say why the module's tensor cannot take that of the file; "" if it can."""
+    """Return why a file's tensor does not fit a module's, or "" if it fits."""
     if tuple(stored.shape) != tuple(own.shape):
-        return f"is {tuple(stored.shape)}, here {tuple(own.shape)}"
+        return f"is {tuple(stored.shape)} in the file, {tuple(own.shape)} in the module"
     dtype: torch.dtype = getattr(torch, stored.dtype)
     is_alike = dtype.is_floating_point == own.is_floating_point()
-    return "" if is_alike else f"is {dtype}, here {own.dtype}"
+    return "" if is_alike else f"is {dtype} in the file, {own.dtype} in the module"
 
 
 def check(match: Match, init: Init) -> None:
-    """Refuse weights that do not fit, or none of which fits.
+    """Check that weights fit: all of them with ``init.strict``, otherwise at least one.
 
     Raises:
-        UserError: with the names, and what to type.
+        UserError: they do not; the message lists misfits and what to type.
     """
     if match.taken and not (init.strict and match.misfits):
         return
-    advice = "init.rename={old:new} renames parts, init.prefix=<part> takes one of the file."
-    fitting = prefixes(match.taken)  # below: the largest parts in which nothing fits
+    advice = (
+        "Rename parts with init.rename={old:new}, or choose a part of the file with "
+        "init.prefix=<part>."
+    )
+    fitting = prefixes(match.taken)  # parts that contain a tensor that fits
+    # The largest parts without one.
     parts = {next(p for p in prefixes([name]) if p not in fitting): 0 for name in match.misfits}
-    if match.taken and len(parts) <= MOST_PARTS:
+    if match.taken and len(parts) <= MAX_SUGGESTED:
         left_out = ",".join([*init.leave_out, *parts])
-        advice = f"Type init.leave_out=[{left_out}] to go without these, or init.strict=false."
+        advice = f"Leave them out with init.leave_out=[{left_out}], or set init.strict=false."
     raise UserError(f"init.path={init.path}: {match} fit. {match.faults(5)}.\n{advice}")
 
 
 def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
-    """Return rows with a few names, and lines with all, of what was loaded and what was not."""
+    """Return rows with a few names and lines with all names, of loaded and other tensors."""
     texts = {
         "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
         "fits": str(match),
@@ -155,11 +167,11 @@ def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
     }
     rows = {row: text for row, text in texts.items() if text}
     lines = [f"{row}: {text}" for row, text in rows.items()]
-    lines += [f"took {name} <- {weights.sources[old]}" for name, old in match.taken.items()]
-    lines += [f"did not take {name}: {why}" for name, why in match.misfits.items()]
+    lines += [f"loaded {name} <- {weights.sources[old]}" for name, old in match.taken.items()]
+    lines += [f"not loaded: {name} {why}" for name, why in match.misfits.items()]
     return rows, lines + [f"left out {name}" for name in match.left_out]
 
 
 def with_settings(text: str) -> str:
-    """Put settings in the place of the converter's options in one of its messages."""
+    """Replace the converter's options in one of its messages by settings of ``init``."""
     return re.sub("--(key|prefix) ", r"init.\1=", text).replace("--no-ema", "init.ema=false")
