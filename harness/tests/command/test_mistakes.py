@@ -151,7 +151,7 @@ def test_processes_that_do_not_belong_together_are_refused(tmp_path: Path) -> No
     by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
     of_sweep = "leave out trainer.num_nodes, torchrun and srun"
     for environment, words, hint in (
-        (torchrun, "", "torchrun has started 2 processes, and this takes 1"),
+        (torchrun, "", "torchrun has started 2 processes, but these settings need 1"),
         (torchrun, "-m seed=1,2", of_sweep),
         (by_hand, "-m seed=1,2 strategy=ddp trainer.num_nodes=2", of_sweep),
     ):

@@ -129,7 +129,7 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["callbacks=ema"], "strategy=fsdp has no averaged weights"),
+        (["callbacks=ema"], "strategy=fsdp does not support averaged weights"),
         ([f"+callbacks.a._target_={__name__}.Writes"], "writes into parameters"),
         *slow((["trainer.strategy.modules=net.encoder"], "names net.encoder, and Language")),
     ],

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from harness.strategies.parallel_forward import ParallelForward, copied, reseed_like_seeded
+from harness.strategies.parallel_forward import ParallelForward, copy_tensors, reseed_like_seeded
 from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
@@ -155,10 +155,10 @@ def test_a_share_is_computed_on_another_device():
         expected = module(*inputs)
         parallel = ParallelForward(module, [CPU] * 2)
         on_meta = [x.to(META) for x in inputs]
-        output = parallel.compute(META, copied(module, CPU, META), on_meta, {})
+        output = parallel.compute(META, copy_tensors(module, CPU, META), on_meta, {})
         assert output.device == META, name
         assert output.shape == expected.shape, name
-        zeros = {key: x * 0 for key, x in copied(module, CPU, CPU).items()}
+        zeros = {key: x * 0 for key, x in copy_tensors(module, CPU, CPU).items()}
         assert not torch.equal(parallel.compute(CPU, zeros, inputs, {}), expected), name
 
 

@@ -105,7 +105,7 @@ def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(
     module = Watched()
     trainer(DataParallelStrategy(), **ONE_EPOCH).fit(module, Streamed())
     assert {tuple(sizes) for name, sizes in module.sizes if name == "train"} == {()}
-    assert caplog.text.count("nobody says how many samples a batch has") == 1
+    assert caplog.text.count("the number of samples in a batch is unknown") == 1
 
 
 def test_calls_outside_of_steps_are_split_where_they_are_asked_to_be() -> None:

@@ -129,7 +129,7 @@ def test_outputs_that_are_not_per_sample_are_refused():
     packed = [pack_sequence([torch.ones(length)] * 2) for length in (2, 3)]
     for outputs, words in (
         ([torch.ones(2), None], "NoneType and Tensor"),
-        ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], "unequal"),
+        ([{"a": torch.ones(2)}, {"b": torch.ones(2)}], "differ in structure"),
         ([torch.tensor(1.0), torch.tensor(2.0)], "scalar_outputs=mean"),
         ([torch.ones(2, 5), torch.ones(3, 5)], "shapes (2, 5), (3, 5) for [2, 2] samples"),
         (["a", "b"], "str values that differ"),
@@ -149,8 +149,8 @@ class CallsNetDirectly(Module):
 
 def test_a_module_that_cannot_be_split_is_refused():
     for module, strategy, words in (
-        (CallsNetDirectly(), DataParallelStrategy(), "self(...), so cpu would"),
-        (Module(), DDP2Strategy(modules=["nett"]), "names nett, and Module has net."),
+        (CallsNetDirectly(), DataParallelStrategy(), "self(...), so only cpu would"),
+        (Module(), DDP2Strategy(modules=["nett"]), "Module has no nett. Use some of net"),
     ):
         with pytest.raises(UserError) as error:
             trainer(strategy).fit(module, Batches(24, 24, 24))

@@ -31,7 +31,7 @@ DIFFERENT = (
     "in training, which is not the mean over samples",
     "evaluates with state that each rank has built from its own samples",
     "evaluates a batch with state from earlier batches",
-    "BatchNorm sees each share alone",
+    "BatchNorm sees only the local batch",
     "draws random numbers in its steps",
 )
 # And those by which it says that it may be another one.
@@ -46,7 +46,7 @@ TELLING = (
 
 
 # Where the reference accumulates batches as well.
-ACCUMULATED = ("and without:", "where batches are accumulated", "each accumulated batch draws")
+ACCUMULATED = ("and without:", "when batches are accumulated", "each accumulated batch draws")
 
 
 @dataclass(frozen=True)

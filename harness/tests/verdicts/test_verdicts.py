@@ -83,7 +83,7 @@ def test_a_verdict_is_found_by_what_a_run_says_and_ends_with() -> None:
     ends = {
         "equal": End(0, "", {"weight": 1.0}),
         "set": End(0, "", {"weight": 1.0}, ["trainer.strategy.modules=[net]"]),
-        "told": End(0, "WARNING: BatchNorm sees each share alone.", {"weight": 1.1}),
+        "told": End(0, "WARNING: BatchNorm sees only the local batch.", {"weight": 1.1}),
         "silent": End(0, "", {"weight": 1.1}),
         "refused": End(1, "use strategy=ddp"),
     }
@@ -99,7 +99,7 @@ def test_a_cell_that_becomes_worse_or_is_refused_for_another_reason_is_told() ->
     for before, verdicts in (worse | {"refused": ("silent", "broken")}).items():
         line = Row("module", "mine", "ddp(2)", before)
         for now in verdicts:
-            cell = Cell(now, "BatchNorm sees each share alone")
+            cell = Cell(now, "BatchNorm sees only the local batch")
             assert change(line, cell).startswith("WORSE"), (before, now)
     assert not is_worse("silent", "told")
     assert not is_worse("refused", "equal")

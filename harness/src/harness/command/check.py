@@ -230,7 +230,7 @@ def _check_devices(cfg: DictConfig) -> None:
     batch_size = OmegaConf.select(cfg, "data.batch_size")
     num_processes = launchable.num_processes(trainer)
     num_cores = usable_cores()
-    num_started = launchable.num_further(trainer) + 1
+    num_started = launchable.num_extra_processes(trainer) + 1
     if on_cpu and num_started > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
         raise UserError(
             f"trainer.devices={devices} starts {num_started} processes on {num_cores} cores, which "

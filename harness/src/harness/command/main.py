@@ -121,7 +121,7 @@ def start(command: Command) -> Path:
     Where it cannot run, no folder is left, and a run that it would have gone on with is as before.
     """
     check(command)
-    if leaving.keeps_process and launchable.num_further(command.cfg.trainer):
+    if leaving.keeps_process and launchable.num_extra_processes(command.cfg.trainer):
         raise UserError(
             "From Python, a run computes in this process, and this strategy starts further ones.\n"
             f"Use strategy=dp, or type python {command.task}.py {' '.join(command.overrides)}"
@@ -162,7 +162,7 @@ def compute(task: str, frozen: DictConfig) -> None:
     cfg = run_folder.resolved(frozen)
     if not is_further_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
-        ranks.start(task, launchable.num_further(cfg.trainer))
+        ranks.start(task, launchable.num_extra_processes(cfg.trainer))
     gc.disable()  # the collector would look through all that is being imported, for a second
     try:
         quick_start.import_torchmetrics()

@@ -23,7 +23,7 @@ from harness.data.streams import SharedStream
 from harness.errors import UserError
 from harness.exact import mean_over as means
 from harness.processes.agreement import gather
-from harness.strategies.sync_batch_norm import sees_shares_alone
+from harness.strategies.sync_batch_norm import batch_norm_warning
 from harness.upstream.resume import position_in
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class GlobalBatches(pl.Callback):
         """Set the weight of this rank's local batch."""
         # Checked here, because hooks before this one may freeze layers.
         is_first = batch_idx == 0 and not self.has_warned
-        if is_first and (warning := sees_shares_alone(trainer, pl_module)):
+        if is_first and (warning := batch_norm_warning(trainer, pl_module)):
             log.warning("%s", warning)
             self.has_warned = True
         self.has_trained = True

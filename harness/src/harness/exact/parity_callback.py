@@ -94,9 +94,9 @@ class ParityChecks(pl.Callback):
         if number < 2 or is_changed or self._has_time():
             self.modes, self.has_changed = [*modes_of(module)], False
             self._run(trainer, lambda: self.check.check_step(max(0, number - 1), batch_idx))
-            wrap_anew = getattr(trainer.strategy, "wrap_anew", None)
-            if wrap_anew and getattr(trainer.strategy.model, "find_unused_parameters", False):
-                wrap_anew()  # DDP has noted which parameters the check has used
+            rewrap = getattr(trainer.strategy, "rewrap", None)
+            if rewrap and getattr(trainer.strategy.model, "find_unused_parameters", False):
+                rewrap()  # DDP has noted which parameters the check has used
 
     def on_validation_batch_start(
         self,

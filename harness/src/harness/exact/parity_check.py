@@ -144,7 +144,7 @@ class ParityCheck:
             raise NotCheckedError("each rank has a shard of its parameters")
         strategy: Any = self.trainer.strategy
         notes_use = getattr(strategy.model, "find_unused_parameters", False)
-        if notes_use and not hasattr(strategy, "wrap_anew"):
+        if notes_use and not hasattr(strategy, "rewrap"):
             raise NotCheckedError("find_unused_parameters with a strategy of another class")
         if has_communication_hook(self.trainer):
             raise NotCheckedError("a communication hook averages its gradients")

@@ -33,7 +33,7 @@ from harness.exact.sketches import Sketches, sketch_of, take
 from harness.exact.snapshot import Snapshot
 from harness.exact.undisturbed import do_nothing, full_precision, gradients_aside, quiet
 from harness.kinds import BATCH_NORMS, MACHINERY, package
-from harness.strategies.parallel_forward import running_part
+from harness.strategies.parallel_forward import running_chunk
 from harness.upstream import callbacks_of
 from harness.upstream.logged_values import merge, named_metrics, reduced
 from harness.upstream.watched_operations import WatchedOperations
@@ -194,7 +194,7 @@ class Passes:
         self.result = Result()
         for part in self.module.modules():
             if isinstance(part, BATCH_NORMS) and part.track_running_stats:
-                part.training = False  # ``sees_shares_alone`` warns of BatchNorm
+                part.training = False  # ``batch_norm_warning`` warns of BatchNorm
         self._begin(seed)
         states, num_collectives = generator_states(), self.ranks.num_collectives
         watch = WatchedOperations(self.snapshot.before_write, self.ranks.before_collective)
@@ -285,7 +285,7 @@ class Passes:
             return
         number, op, size = float(value), operation(how), how.get("batch_size")
         size = None if size is None else float(size)
-        logged, (part, num_before, num_rows) = self.result.logged[-1], running_part()
+        logged, (part, num_before, num_rows) = self.result.logged[-1], running_chunk()
         if part and name in logged:  # a split call logs once for each part
             previous, previous_size = logged[name][0], logged[name][2]
             values = ((previous, num_before), (number, num_rows))

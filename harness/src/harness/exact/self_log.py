@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from harness.processes.agreement import gather
 from harness.shards import whole
-from harness.strategies.parallel_forward import running_part
+from harness.strategies.parallel_forward import running_chunk
 from harness.upstream import logged_values
 from harness.upstream.final_values import floats, row_is_due
 from harness.upstream.logged_values import LoggedValue, Number, Pair, merge
@@ -98,7 +98,7 @@ class SelfLog:
         on_step, on_epoch = how.get("on_step"), how.get("on_epoch")
         is_of_epoch = on_epoch or (on_epoch is None and self.step is None)
         weight: Number = 1
-        part, _, num_rows = running_part()  # a split call logs once for each part
+        part, _, num_rows = running_chunk()  # a split call logs once for each part
         if self.num_samples == 0:
             value, weight = logged.zero + torch.nan, 0
         else:

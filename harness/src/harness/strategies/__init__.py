@@ -1,1 +1,1 @@
-"""dp and ddp2: one process drives several devices; fsdp: each has a part: docs/devices.md."""
+"""The strategies dp and ddp2 (one process drives several devices), ddp and fsdp (sharded)."""

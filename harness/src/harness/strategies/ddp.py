@@ -1,10 +1,10 @@
-"""ddp that follows frozen and thawed parts.
+"""ddp for modules whose hooks freeze or thaw parameters during training.
 
-torch's DDP averages the gradients of what is trainable when it wraps the model. Parts that are
-thawed later would be trained by each process for itself; for those that are frozen later it would
-wait. So the model is wrapped anew before a step, where hooks such as those of ``BaseFinetuning``
-have frozen or thawed parameters. Where one process does that alone, torch's collectives do not
-match, which is an error of theirs.
+torch's DDP averages the gradients of the parameters that are trainable when it wraps the model.
+It would not average gradients of parameters that are thawed later, and would wait for gradients of
+parameters that are frozen later. So this strategy wraps the model again before a step, if hooks
+such as those of ``BaseFinetuning`` have changed which parameters are trained. All ranks must
+change the same parameters: otherwise torch raises an error, because its collectives do not match.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ from harness.errors import UserError
 
 
 class DDPStrategy(strategies.DDPStrategy):
-    """Lightning's strategy, which wraps the model anew where training changes what is trained.
+    """Lightning's strategy; it wraps the model again when other parameters are to be trained.
 
-    With ``find_unused_parameters`` DDP goes without frozen parameters by itself, and they stay
-    wrapped: a step may thaw them again, as those of GANs do.
+    With ``find_unused_parameters`` DDP does not wait for frozen parameters. They stay wrapped,
+    because a later step may thaw them, as a GAN's steps do.
     """
 
     parameters: tuple[nn.Parameter, ...] = ()
     averaged: frozenset[nn.Parameter] = frozenset()  # those whose gradients DDP averages
-    flags: list[bool] | None = None  # requires_grad of the parameters before the last step
+    requires_grad: list[bool] | None = None  # of each parameter, before the last step
     is_wrapping = False
 
     def configure_ddp(self) -> None:
-        """Wrap the model, and note whose gradients are averaged."""
+        """Wrap the model, and keep the set of parameters whose gradients DDP averages."""
         self.is_wrapping = True
         super().configure_ddp()
         self.is_wrapping = False
@@ -36,21 +36,22 @@ class DDPStrategy(strategies.DDPStrategy):
         self.averaged = frozenset(p for p in self.parameters if p.requires_grad)
 
     def determine_ddp_device_ids(self) -> list[int] | None:
-        """Return the device for NCCL's barriers, and none for DDP, which is where its module is.
+        """Return the device ids for NCCL's barriers; ``None`` while DDP wraps the model.
 
-        For a device Lightning 2.6 builds DDP on another stream than that of the steps: torch then
-        warns that the gradients are accumulated on it, and synchronises both (Lightning #21567).
+        With device ids Lightning 2.6 builds DDP on another CUDA stream than that of the steps.
+        Then torch warns about gradients on that stream, and synchronises both (Lightning #21567).
+        Without ids DDP uses the device of its module.
         """
         return None if self.is_wrapping else super().determine_ddp_device_ids()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Wrap the model anew, after all hooks, if other parameters are trained from here on."""
+        """Wrap the model again, after all hooks, if they changed which parameters are trained."""
         super().on_train_batch_start(batch, batch_idx)
-        if batch_idx == 0:  # finding new parameters takes longer than comparing flags
+        if batch_idx == 0:  # only once per epoch, because listing the parameters is slower
             self._list_parameters()
-        elif self._flags() == self.flags:
+        elif self._requires_grad() == self.requires_grad:
             return
-        self.flags = self._flags()
+        self.requires_grad = self._requires_grad()
         trained = {p for p in self.parameters if p.requires_grad}
         wrapper: Any = self.model
         if wrapper.find_unused_parameters:
@@ -59,18 +60,18 @@ class DDPStrategy(strategies.DDPStrategy):
             return
         if batch_idx % wrapper.module.trainer.accumulate_grad_batches:
             raise self._refusal("between accumulated batches")
-        self.wrap_anew()
+        self.rewrap()
 
-    def wrap_anew(self) -> None:
-        """Replace DDP's wrapper, which forgets what it has noted of the parameters."""
+    def rewrap(self) -> None:
+        """Replace DDP's wrapper by a new one, which lists the trained parameters again."""
         wrapper: Any = self.model
         wrapper.reducer = wrapper.logger = None  # removes its hooks from the parameters
         self.model = wrapper.module
         self.configure_ddp()
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Refuse a gradient that DDP would leave to each process."""
-        if self._flags() != self.flags and any(
+        """Raise an error if DDP would not average the gradient of a trained parameter."""
+        if self._requires_grad() != self.requires_grad and any(
             p.requires_grad and p not in self.averaged for p in self.parameters
         ):
             raise self._refusal("in the middle of a step")
@@ -80,14 +81,14 @@ class DDPStrategy(strategies.DDPStrategy):
         assert self.lightning_module is not None
         self.parameters = tuple(self.lightning_module.parameters())
 
-    def _flags(self) -> list[bool]:
+    def _requires_grad(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.parameters]
 
     def _refusal(self, when: str) -> UserError:
         assert self.lightning_module is not None
         return UserError(
-            f"Step {self.lightning_module.global_step}: parameters were frozen or unfrozen {when}: "
-            "DDP would not average their gradients. Do it before the step in every process, in "
-            "on_train_epoch_start or on_train_batch_start, where batch_idx is a multiple of "
+            f"Step {self.lightning_module.global_step}: a hook froze or unfroze parameters {when}, "
+            "so DDP would not average their gradients.\nDo it on every rank in "
+            "on_train_epoch_start, or in on_train_batch_start if batch_idx is a multiple of "
             "trainer.accumulate_grad_batches."
         )

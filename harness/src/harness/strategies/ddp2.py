@@ -7,11 +7,11 @@ from .dp import NodeParallelStrategy
 class DDP2Strategy(NodeParallelStrategy, DDPStrategy):
     """Split the node's batch over its devices, and average gradients between nodes.
 
-    The step sees the whole batch of the node, which is what a loss over pairs of samples wants.
+    The step sees the whole batch of its node, so a loss may compare all pairs of its samples.
     Arguments: see `NodeParallelStrategy`; others go to DistributedDataParallel.
     """
 
     @property
     def num_processes(self) -> int:
-        """Return the processes per node; ranks, world size, launcher and sampler follow."""
+        """Return the processes per node. Ranks, world size and samplers are derived from it."""
         return 1

@@ -1,7 +1,7 @@
-"""dp: one process on one machine drives all its devices; the part that ddp2 shares with it.
+"""dp: one process on one machine drives all its devices. Also the base class of dp and ddp2.
 
-A step runs once, on the whole batch. The loader's sampler says how many samples that has, and
-calls of the network are split by these rows (`parallel_forward`), over all devices of the process.
+A step runs once, on the whole batch. The loader's sampler counts the samples of that batch. Each
+call of the network is split by these rows over all devices of the process (`parallel_forward`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     Args:
         modules: submodules whose calls are split, such as ["net"]; by default the LightningModule.
-        whole_inputs: arguments of forward that go whole to every device, such as ["mask"].
+        whole_inputs: arguments of forward that each device gets in full, such as ["mask"].
         scalar_outputs: "mean" allows a forward that returns a loss, if it is a mean over samples.
         **kwargs: arguments of Lightning's strategy.
     """
@@ -52,17 +52,17 @@ class NodeParallelStrategy(ParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Split forward once the model is on the root device."""
         assert self.lightning_module is not None
-        named_parts(self.lightning_module, self.modules)  # refuses before Lightning wraps it
+        named_submodules(self.lightning_module, self.modules)  # raises before Lightning wraps it
         super().setup(trainer)
         devices = self.parallel_devices or []
-        parts = named_parts(self.lightning_module, self.modules or ("",))
+        parts = named_submodules(self.lightning_module, self.modules or ("",))
         options = self.whole_inputs, self.scalar_outputs
         self.parallel_forwards = [
             ParallelForward(part, devices, *options) for part in parts if len(devices) > 1
         ]
 
     def teardown(self) -> None:
-        """Restore the forward of the modules, also after an exception."""
+        """Restore the modules' forward. Lightning also calls this after an exception."""
         for forward in self.parallel_forwards:
             forward.remove()
         self.parallel_forwards = []
@@ -70,25 +70,26 @@ class NodeParallelStrategy(ParallelStrategy):
 
     @contextmanager
     def splitting_calls(self, num_samples: int) -> Iterator[None]:
-        """Split calls of a batch of so many samples, outside of the run's own steps."""
-        before = [(forward, forward.is_called) for forward in self.parallel_forwards]
-        for forward, _ in before:
+        """Split calls for a batch of ``num_samples`` outside of the run's own steps."""
+        were_called = [(forward, forward.is_called) for forward in self.parallel_forwards]
+        for forward, _ in were_called:
             forward.batch_sizes = (num_samples,)
         try:
             yield
         finally:
-            for forward, is_called in before:
-                forward.batch_sizes, forward.is_called = None, is_called
+            for forward, was_called in were_called:
+                forward.batch_sizes, forward.is_called = None, was_called
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step once, on the whole batch; refuse one that leaves the other devices idle."""
+        """Run the step once, on the whole batch; raise an error if it used only one device."""
         with self._splitting(args):
             output = super().training_step(*args, **kwargs)
-        if self.parallel_forwards and not any(one.is_called for one in self.parallel_forwards):
+        if self.parallel_forwards and not any(f.is_called for f in self.parallel_forwards):
             names = " or ".join(f"self.{name}(...)" for name in self.modules) or "self(...)"
             raise UserError(
-                f"training_step never called {names}, so {self.root_device} would compute alone: "
-                "name what it calls (trainer.strategy.modules=[net]), or call it through self(...)."
+                f"training_step never called {names}, so only {self.root_device} would compute.\n"
+                "Name the submodule that it calls, as in trainer.strategy.modules=[net], or let "
+                "training_step call self(...)."
             )
         return output
 
@@ -109,7 +110,7 @@ class NodeParallelStrategy(ParallelStrategy):
 
     @contextmanager
     def _splitting(self, step_args: tuple[Any, ...]) -> Iterator[None]:
-        """Let calls be split by the number of samples that the step's batch has."""
+        """Split the calls in a step by the number of samples in its batch."""
         assert self.lightning_module is not None
         sizes = batch_sizes(self.lightning_module.trainer, step_args)
         for forward in self.parallel_forwards:
@@ -124,8 +125,8 @@ class NodeParallelStrategy(ParallelStrategy):
 class DataParallelStrategy(NodeParallelStrategy):
     """Split each batch over the devices of one process.
 
-    Gradients flow back through the copies of the parameters to the first device. Nothing is
-    reduced between processes, because there is one. Arguments: see `NodeParallelStrategy`.
+    Gradients flow back through the copies of the parameters to the first device. There is only one
+    process, so no collective runs. Arguments: see `NodeParallelStrategy`.
     """
 
     model_to_device = SingleDeviceStrategy.model_to_device
@@ -136,42 +137,47 @@ class DataParallelStrategy(NodeParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Return the settings of a sampler for one process, which loads whole batches."""
+        """Return a sampler's settings for a single process, which loads the global batch."""
         return {"num_replicas": 1, "rank": 0}
 
 
-def named_parts(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Module]:
-    """Return the submodules that ``trainer.strategy.modules`` names; "" is the module itself."""
+def named_submodules(module: pl.LightningModule, names: Sequence[str]) -> list[nn.Module]:
+    """Return the submodules that ``trainer.strategy.modules`` lists; "" is the module itself.
+
+    Raises:
+        UserError: a submodule does not exist.
+    """
     parts = dict(module.named_modules())
     if missing := [name for name in names if name not in parts]:
         children = ", ".join(child for child, _ in module.named_children())
         raise UserError(
-            f"trainer.strategy.modules names {missing[0]}, and {type(module).__name__} has "
-            f"{children}."
+            f"trainer.strategy.modules={[*names]}: {type(module).__name__} has no {missing[0]}. "
+            f"Use some of {children}, or their submodules."
         )
     return [parts[name] for name in names]
 
 
 def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the samples that each loader gives to a step; nothing if a sampler cannot say.
+    """Return the number of samples that each loader has in a step's batch.
 
-    The step is given the batch, and as its signature asks for them its number and its loader's.
+    It is empty if a sampler cannot count them. ``step_args`` are the step's arguments: the batch,
+    and if the step's signature has them ``batch_idx`` and ``dataloader_idx``.
     """
     if len(step_args) == 1 and not trainer.training:
-        return ()  # Lightning gives the number of an evaluation's batch to steps alone
+        return ()  # an evaluation step without batch_idx: Lightning stores it nowhere else
     batch_idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
     prefix = trainer.state.stage.dataloader_prefix  # type: ignore[union-attr]
-    loaders: Any = getattr(trainer, f"{prefix}_dataloader{'' if trainer.training else 's'}")
-    every = [loaders] if hasattr(loaders, "batch_sampler") else leaves(loaders)
+    configured: Any = getattr(trainer, f"{prefix}_dataloader{'' if trainer.training else 's'}")
+    loaders = [configured] if hasattr(configured, "batch_sampler") else leaves(configured)
     if len(step_args) > 2:
-        every = [every[step_args[2]]]
-    sizes = [_num_samples(getattr(loader, "batch_sampler", None), batch_idx) for loader in every]
+        loaders = [loaders[step_args[2]]]
+    sizes = [_num_samples(getattr(loader, "batch_sampler", None), batch_idx) for loader in loaders]
     return () if None in sizes else tuple(size for size in sizes if size)
 
 
 def _num_samples(sampler: Any, batch_idx: int) -> int | None:
     """Return a batch's samples: None if the sampler does not count them, 0 if it has ended."""
-    # For a prediction Lightning wraps the sampler, and records the drawn indices.
+    # In a prediction Lightning wraps the sampler, and records the indices of each batch.
     if (drawn := getattr(sampler, "seen_batch_indices", None)) is not None:
         return len(drawn[batch_idx]) if batch_idx < len(drawn) else None
     if not hasattr(sampler, "num_samples_in"):

@@ -1,8 +1,9 @@
-"""fsdp: a process per device, each with a part of every parameter, gradient and optimizer state.
+"""fsdp: each rank has a shard of every parameter, gradient and optimizer state.
 
-torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy. In: a whole module, and whole
-checkpoints of any strategy; out: whole checkpoints. Lightning's ``FSDPStrategy`` is FSDP 1, which
-refuses CPUs, 64-true and clipping by norm; ``ModelParallelStrategy`` asks modules for code.
+It uses torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy. In: an unsharded
+module, and unsharded checkpoints of any strategy. Out: unsharded checkpoints. Lightning's
+``FSDPStrategy`` is FSDP 1, which refuses CPUs, 64-true and clipping by norm. Its
+``ModelParallelStrategy`` needs code in each module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,22 +26,22 @@ from harness.names import as_names
 from harness.shards import has_parts, parted_like, whole
 from harness.upstream import callbacks_of
 
-from .dp import named_parts
+from .dp import named_submodules
 
 METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
-INSTEAD = "Do it in a hook, as on_train_batch_start, or use strategy=ddp."
+INSTEAD = "Do it in a hook such as on_train_batch_start, or use strategy=ddp."
 
 
 class FSDPStrategy(DDPStrategy):
-    """Give each process a part of every parameter.
+    """Give each rank a shard of every parameter.
 
-    Parameters are whole during a step, and those of some submodules only while these compute.
+    A step gathers the full parameters. Those of ``modules`` are gathered only while these compute.
 
     Args:
-        modules: these submodules, such as ["net.encoder"]; by default the blocks, which are in a
-            ``ModuleList`` or a ``Sequential`` and have submodules themselves.
-        reshard_after_forward: free their memory between their forward and their backward; false is
-            faster, and takes memory for the whole network.
+        modules: submodules to shard separately, such as ["net.encoder"]; by default all blocks.
+            A block is a child of a ``ModuleList`` or ``Sequential`` that has submodules itself.
+        reshard_after_forward: whether to free the full parameters of ``modules`` between forward
+            and backward; false is faster, but needs memory for the full network.
     """
 
     strategy_name = "fsdp"
@@ -59,17 +60,25 @@ class FSDPStrategy(DDPStrategy):
         return self.lightning_module
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Refuse what would not train as on one device, and give each process its parts."""
+        """Check that sharded training can equal that on one device, then shard the module.
+
+        Raises:
+            UserError: a setting, a callback or an optimizer does not work with shards.
+        """
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         averages = (WeightAveraging, StochasticWeightAveraging)
-        _refuse(any(isinstance(one, averages) for one in callbacks_of(trainer)), "averaged weights")
-        _refuse(trainer.precision == "16-mixed", "trainer.precision=16-mixed; bf16-mixed it has")
+        has_averages = any(isinstance(callback, averages) for callback in callbacks_of(trainer))
+        _refuse(has_averages, "averaged weights", "Leave them out")
+        is_half = trainer.precision == "16-mixed"
+        _refuse(is_half, "trainer.precision=16-mixed", "Use trainer.precision=bf16-mixed")
         if is_fitting:
-            _refuse(not self.module.automatic_optimization, "manual optimisation")
+            is_manual = not self.module.automatic_optimization
+            _refuse(is_manual, "manual optimisation", "Set automatic_optimization=True")
             super().setup(trainer)
-            _refuse(any(isinstance(one, LBFGS) for one in self.optimizers), "LBFGS")
+            has_lbfgs = any(isinstance(optimizer, LBFGS) for optimizer in self.optimizers)
+            _refuse(has_lbfgs, "LBFGS", "Use another optimizer")
             return
-        # Lightning's setup of an evaluation would make all parts those of rank 0.
+        # Lightning's setup of an evaluation would broadcast rank 0's shards to all ranks.
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.module)
@@ -77,10 +86,10 @@ class FSDPStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def model_to_device(self) -> None:
-        """Shard the module, unit by unit: no device ever holds the whole."""
+        """Shard the module, unit by unit: a device never holds all full parameters."""
         if not any(map(has_parts, self.module.parameters())):
             for tensor in [*self.module.parameters(), *self.module.buffers()]:
-                # fully_shard refuses layouts such as channels last.
+                # fully_shard requires contiguous tensors, not channels last.
                 at_start = tensor.detach().to(self.root_device).contiguous()
                 dist.broadcast(at_start, src=0)  # as DDP does
                 tensor.data = at_start.to(tensor.device)
@@ -100,40 +109,40 @@ class FSDPStrategy(DDPStrategy):
             for name in METHODS:
                 method = getattr(module, name)
                 setattr(module, name, update_wrapper(partial(root.call, method), method))
-        if len({*module.parameters()}) > num_parameters:  # torch has made one for each
+        if len({*module.parameters()}) > num_parameters:  # torch made two of a tied parameter
             raise UserError(
                 "strategy=fsdp would untie a parameter that two blocks share.\nUse "
-                "trainer.strategy.modules=[], which has no blocks, or name others."
+                "trainer.strategy.modules=[] to shard no block separately, or name other modules."
             )
-        module.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(_shard_state)  # type: ignore[no-untyped-call]
 
     def configure_ddp(self) -> None:
-        """Wrap nothing: ``fully_shard`` reduces gradients."""
+        """Wrap nothing: ``fully_shard`` reduces the gradients."""
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Gather the whole tensors on the CPU of the first process; all processes call it."""
+        """Return the full state dict on rank 0's CPU. It is collective; others get an empty one."""
         return self._gathered(self.module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what the optimizer of one device has; all processes call it."""
+        """Return the full optimizer state on rank 0, as of one device. It is collective."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
-        parts = {key: self._gathered(values) for key, values in state["state"].items()}
-        return {**state, "state": parts}
+        full = {key: self._gathered(values) for key, values in state["state"].items()}
+        return {**state, "state": full}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take this process's parts of what any strategy has saved."""
+        """Load this rank's shards of the full optimizer states in a checkpoint of any strategy."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             keys = [key for group in saved["param_groups"] for key in group["params"]]
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            parts: dict[Any, dict[str, Any]] = {}
+            shards: dict[Any, dict[str, Any]] = {}
             for key, parameter in zip(keys, params, strict=True):
                 for name, value in saved["state"].get(key, {}).items():
-                    part = parted_like(value, parameter) if torch.is_tensor(value) else value
-                    parts.setdefault(key, {})[name] = part
-            optimizer.load_state_dict({**saved, "state": parts})
+                    shard = parted_like(value, parameter) if torch.is_tensor(value) else value
+                    shards.setdefault(key, {})[name] = shard
+            optimizer.load_state_dict({**saved, "state": shards})
 
     def _gathered(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the same with whole tensors; a device holds one at a time."""
+        """Return the values with full tensors on rank 0's CPU; a device holds one at a time."""
         gathered = {}
         for name, value in values.items():
             is_tensor = isinstance(value, Tensor)
@@ -144,18 +153,18 @@ class FSDPStrategy(DDPStrategy):
 
 
 class Root(nn.Module):
-    """Make parameters that are in no unit whole while a method of the module runs."""
+    """Gather the parameters outside of all units while a method of the module runs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.is_running = module, False
 
     def forward(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a method between the hooks of ``fully_shard``."""
+        """Run a method. ``fully_shard`` gathers before ``forward`` and frees after it."""
         return method(*args, **kwargs)
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a method, which may call another one."""
+        """Run a method, which may call another method of the module."""
         if self.is_running:
             return method(*args, **kwargs)
         self.is_running = True
@@ -166,8 +175,8 @@ class Root(nn.Module):
 
 
 def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> list[nn.Module]:
-    """Return the submodules that are made whole by themselves, inner ones first."""
-    chosen = {*named_parts(module, names or ())}
+    """Return the submodules whose parameters are gathered separately, inner ones first."""
+    chosen = {*named_submodules(module, names or ())}
     if names is None:
         lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
         blocks = [block for part in lists for block in part.children()]
@@ -176,13 +185,14 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
 
 
 def refuse_changes(unit: nn.Module) -> None:
-    """Refuse a forward that changes whole parameters in place of the parts, where it is lost.
+    """Make a unit's forward raise an error if it changes its parameters.
 
-    Looked at are what its first training call writes, and what any call freezes or thaws.
+    It would change the gathered copies, not the shards, and the change would be lost. The first
+    training call is checked for values, every call for ``requires_grad``.
     """
     forward, is_checked = unit.forward, False
 
-    def flags() -> list[bool]:
+    def requires_grad() -> list[bool]:
         return [parameter.requires_grad for parameter in unit.parameters()]
 
     def norms() -> dict[str, Tensor]:
@@ -191,27 +201,27 @@ def refuse_changes(unit: nn.Module) -> None:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_checked
-        is_looked_at = unit.training and not is_checked
-        trained, before = flags(), norms() if is_looked_at else {}
+        checks_values = unit.training and not is_checked
+        required, before = requires_grad(), norms() if checks_values else {}
         output = forward(*args, **kwargs)
         after = norms() if before else {}
-        written = any(norm != after.get(name, norm) for name, norm in before.items())
-        if written or trained != flags():
-            what = "writes into parameters" if written else "freezes or unfreezes"
-            raise UserError(f"strategy=fsdp: a step {what}, which would be lost. {INSTEAD}")
+        is_written = any(norm != after.get(name, norm) for name, norm in before.items())
+        if is_written or required != requires_grad():
+            change = "writes into parameters" if is_written else "freezes or unfreezes parameters"
+            raise UserError(f"strategy=fsdp: a step {change}, which would be lost. {INSTEAD}")
         is_checked |= unit.training
         return output
 
     unit.forward = wraps(forward)(checked)
 
 
-def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Let ``load_state_dict`` take whole tensors."""
+def _shard_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Replace full tensors by this rank's shards before ``load_state_dict`` reads them."""
     for name, parameter in module.named_parameters(prefix.rstrip("."), remove_duplicate=False):
         if name in state_dict:
             state_dict[name] = parted_like(state_dict[name], parameter)
 
 
-def _refuse(is_there: bool, what: str) -> None:
-    if is_there:
-        raise UserError(f"strategy=fsdp has no {what}. Leave it out, or use strategy=ddp.")
+def _refuse(is_set: bool, setting: str, cure: str) -> None:
+    if is_set:
+        raise UserError(f"strategy=fsdp does not support {setting}. {cure}, or use strategy=ddp.")

@@ -1,8 +1,8 @@
 """One call of a module, split over several devices.
 
-In: the arguments of `forward`. They are split by rows (`splitting`). The first device computes its
-share with the module itself, each other one with the same module and differentiable copies of its
-parameters. Out: the joined outputs, on the first device.
+In: the arguments of `forward`, which `splitting` splits by rows into chunks. The first device
+computes its chunk with the module itself. Each other device uses the same module with
+differentiable copies of its parameters. Out: the joined outputs, on the first device.
 """
 
 import contextlib
@@ -24,31 +24,32 @@ from .splitting import join, split
 log = logging.getLogger(__name__)
 
 IDLE = (
-    "forward() of %s gets nothing that has a row per sample, or nobody says how many samples a "
-    "batch has, as with a stream of ready batches: %s computes it alone. Use strategy=ddp."
+    "forward() of %s is not split, so only %s computes it. Either no argument has one row per "
+    "sample, or the number of samples in a batch is unknown, as in a stream of batches. "
+    "Use strategy=ddp."
 )
-# The part that is computed: its number, the rows before it, and its rows; no rows outside of split
-# calls. A split module inside of a split module is not split again.
-_part = contextvars.ContextVar("part", default=(0, 0, 0))
+# The running chunk of a split call: its number, the rows before it, its rows. It has 0 rows
+# outside of split calls. A split module inside of a split module is not split again.
+_chunk = contextvars.ContextVar("chunk", default=(0, 0, 0))
 
 
-def running_part() -> tuple[int, int, int]:
-    """Return the number of the running part of a split call, the rows before it, and its rows."""
-    return _part.get()
+def running_chunk() -> tuple[int, int, int]:
+    """Return the running chunk of a split call: its number, the rows before it, its rows."""
+    return _chunk.get()
 
 
 class ParallelForward:
-    """Replace the `forward` of a module until `remove`.
+    """A split `forward`, which replaces that of a module until `remove`.
 
-    Buffers that forward changes, such as running statistics, have the values of the first share.
-    One thread asks all devices: a GPU computes while the next one is asked.
+    Buffers that forward changes, such as running statistics, get the values of the first chunk.
+    One thread launches the work of all devices, and GPUs compute asynchronously.
 
     Attributes:
-        devices: one per share, which may be the same; the module lives on the first.
+        devices: one per chunk; a device may occur twice; the module lives on the first.
         whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
-        batch_sizes: samples of the running batch, by loader; empty where no loader counts them,
-            and None outside of steps, where calls are not split.
-        last_sizes: rows of the shares of the last call; empty if it was not split.
+        batch_sizes: samples of the running batch, by loader. It is empty if a loader does not count
+            them, and None outside of steps, in which case calls are not split.
+        last_sizes: rows of each chunk in the last call; empty if that was not split.
     """
 
     def __init__(
@@ -76,47 +77,50 @@ class ParallelForward:
             vars(self.module)["forward"] = self.instance_forward
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give copies and pickles of the module the original forward."""
+        """Restore the original forward in copies and pickles of the module."""
         return getattr, (self.module, "forward")
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split the inputs, compute the shares, join the outputs on the first device."""
-        if running_part()[-1]:
+        """Split the inputs, compute each chunk on its device, join the outputs on the first."""
+        if running_chunk()[-1]:
             return self.original(*args, **kwargs)
         self.is_called = True
         names = itertools.chain(self.names, map(str, itertools.count(len(self.names) + 1)))
         positional = dict(zip(names, args, strict=False))
-        has_batch, shares = max(self.batch_sizes or (), default=1) > 1, []
+        has_batch, chunks = max(self.batch_sizes or (), default=1) > 1, []
         if self.batch_sizes and has_batch:
             arguments = positional | kwargs
-            shares = split(arguments, self.devices, self.batch_sizes, self.whole_inputs)
-        self.last_sizes = [size for _, size in shares]
-        if len(shares) < 2:
+            chunks = split(arguments, self.devices, self.batch_sizes, self.whole_inputs)
+        self.last_sizes = [size for _, size in chunks]
+        if len(chunks) < 2:
             if not self.has_warned and (has_batch or self.batch_sizes == ()):
                 self.has_warned = True
                 log.warning(IDLE, type(self.module).__name__, self.devices[0])
             return self.original(*args, **kwargs)
         gpus = dict.fromkeys(device.index for device in self.devices if device.type == "cuda")
         reseed_like_seeded([torch.cuda.default_generators[index] for index in gpus])
-        # All copies are requested before the first forward starts.
-        root, *others = self.devices[: len(shares)]
-        copies = [{}, *(copied(self.module, root, device) for device in others)]
-        before, outputs, num_before = _part.get(), list[Any](), 0
+        # Start all copies before the first forward.
+        root, *others = self.devices[: len(chunks)]
+        copies = [{}, *(copy_tensors(self.module, root, device) for device in others)]
+        outer_chunk, outputs, num_before = _chunk.get(), list[Any](), 0
         try:
-            for i, (share, size) in enumerate(shares):
-                _part.set((i, num_before, size))
+            for i, (inputs, size) in enumerate(chunks):
+                _chunk.set((i, num_before, size))
                 num_before += size
-                share_args = [share.pop(name) for name in positional]
-                outputs.append(self.compute([root, *others][i], copies[i], share_args, share))
+                args_here = [inputs.pop(name) for name in positional]
+                outputs.append(self.compute([root, *others][i], copies[i], args_here, inputs))
         finally:
-            _part.set(before)
+            _chunk.set(outer_chunk)
         return join(outputs, self.last_sizes, self.scalar_outputs)
 
     def compute(
         self, device: torch.device, tensors: dict[str, Tensor], args: Any, kwargs: Any
     ) -> Any:
-        """Call the original forward on a device, with these copies of parameters and buffers."""
+        """Call the original forward on a device, with ``tensors`` in place of its parameters.
+
+        ``tensors`` are copies of parameters and buffers by name; none of them on the first device.
+        """
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             if not tensors:
                 return self.original(*args, **kwargs)
@@ -125,7 +129,7 @@ class ParallelForward:
 
 
 class _Call(nn.Module):
-    """Call a module's forward without its hooks, which the split call has run already."""
+    """A module's forward without its hooks: the split call has run these already."""
 
     def __init__(self, module: nn.Module, forward: Any, device: torch.device) -> None:
         super().__init__()
@@ -136,11 +140,12 @@ class _Call(nn.Module):
             return self.original(*args, **kwargs)
 
 
-def copied(module: nn.Module, root: torch.device, device: torch.device) -> dict[str, Tensor]:
-    """Copy the parameters and buffers on `root` to another device, by their names in `_Call`.
+def copy_tensors(module: nn.Module, root: torch.device, device: torch.device) -> dict[str, Tensor]:
+    """Copy a module's parameters and buffers from `root` to another device.
 
-    Gradients of the copies flow back to the parameters. A submodule with two names is copied under
-    the first alone: ``functional_call`` would leave the copy in place of its parameter.
+    Gradients of the copies flow back to the parameters. Returns the copies by their names in
+    `_Call`. A submodule with two names has only its first one here: with both,
+    ``functional_call`` would leave a copy in the module afterwards.
     """
     call, by_id, tensors = _Call(module, None, device), dict[int, Tensor](), dict[str, Tensor]()
     for prefix, owner in call.named_modules():
@@ -155,7 +160,10 @@ def copied(module: nn.Module, root: torch.device, device: torch.device) -> dict[
 
 
 def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:
-    """Reseed what `torch.manual_seed` has seeded alike: all GPUs would drop the same units."""
+    """Give equal seeds different values: after `torch.manual_seed` all GPUs have the same.
+
+    With the same seed, dropout would drop the same units on each GPU.
+    """
     for offset, generator in enumerate(generators[1:], start=1):
         if generator.initial_seed() == generators[0].initial_seed():
             generator.manual_seed((generator.initial_seed() + offset) % 2**63)

@@ -1,7 +1,7 @@
 """Split the arguments of a call by the rows of the batch, and join its outputs again.
 
-In: the arguments, and the number of samples of the batch. Out: a share for each device. What has no
-row for each sample is refused, because no number tells how it is to be split.
+In: the arguments, and the number of samples in the batch. Out: one chunk of the arguments per
+device. An argument without one row per sample raises an error, as it cannot be split.
 """
 
 import copy
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from harness.errors import UserError
 
-# Values that mean the same for every sample; other objects may hold one value per sample.
+# Types of values that all samples share; another object could hold one value per sample.
 PLAIN = (numbers.Number, str, bytes, type(None), enum.Enum, slice, torch.dtype, torch.device)
 
 
@@ -28,16 +28,22 @@ def split(
     batch_sizes: Collection[int],
     whole: Collection[str] = (),
 ) -> list[tuple[dict[str, Any], int]]:
-    """Give each device its part of the arguments of a call, with the number of rows.
+    """Return each device's chunk of the arguments of a call, and its number of rows.
 
-    A tensor of as many rows (dimension 0) as the batch has samples is split as `torch.chunk` does,
-    or one of a multiple, as several views of each sample have. Scalars, tensors of one row, plain
-    values and the arguments in `whole` go whole to every device. Tensors that are not on the first
-    device stay where they are: `pack_padded_sequence` takes its lengths on the CPU.
-    There are several `batch_sizes` where several loaders give a batch.
+    - A tensor with one row (dimension 0) per sample is split as `torch.chunk` does. It may also
+      have several rows per sample, such as several views of each image.
+    - Scalars, tensors of one row, plain values and the arguments in `whole` go to every device.
+    - A tensor that is not on the first device keeps its device: `pack_padded_sequence` needs
+      lengths on the CPU.
+
+    Args:
+        arguments: the arguments by name.
+        devices: one per chunk.
+        batch_sizes: samples of the batch; several numbers if several loaders fill it.
+        whole: names of arguments that are not split.
 
     Raises:
-        UserError: names an argument that is anything else.
+        UserError: an argument is of no such kind; the message names it.
     """
     leaves: list[Any] = []
     map_leaves(leaves.append, {n: value for n, value in arguments.items() if n not in whole})
@@ -49,32 +55,32 @@ def split(
             samples = " and ".join(map(str, sorted(batch_sizes)))
             raise UserError(
                 f"Argument {name} of forward() {problem}; the batch has {samples} samples.\nPass "
-                "tensors with one row per sample, name what all samples share, as in "
+                "tensors with one row per sample. If all samples share the argument, set "
                 f"trainer.strategy.whole_inputs=[{name}], or use strategy=ddp."
             )
     sizes = [len(rows) for rows in torch.arange(num_rows or 1).chunk(len(devices))]
 
-    def part(value: Any, name: str, index: int) -> Any:
+    def chunk(value: Any, name: str, index: int) -> Any:
         if not isinstance(value, Tensor):
             return value
         if name not in whole and value.dim() and len(value) == num_rows:
             value = value.chunk(len(devices))[index]
-        # Only the first device may see the caller's memory, the others get copies.
+        # Only the first chunk may share the caller's memory; the others are copies.
         device = devices[index] if value.device == devices[0] else value.device
         return value.to(device, non_blocking=True, copy=index > 0)
 
     return [
-        ({k: map_leaves(partial(part, name=k, index=i), v) for k, v in arguments.items()}, size)
+        ({k: map_leaves(partial(chunk, name=k, index=i), v) for k, v in arguments.items()}, size)
         for i, size in enumerate(sizes)
     ]
 
 
 def _problem(tree: Any, num_rows: int) -> str:
-    """Return why an argument cannot be split; nothing if it has the rows, or all share it."""
+    """Return why an argument cannot be split, or "" if each sample has a row or all share it."""
     if (children := _children(tree)) is not None:
         values = list(children.values())
         if len(values) == num_rows > 1 and all(isinstance(value, PLAIN) for value in values):
-            return "is a list of one value per sample, which is split as a tensor only"
+            return "is a list of one value per sample, which must be a tensor to be split"
         return next(filter(None, (_problem(value, num_rows) for value in values)), "")
     if isinstance(tree, Tensor):
         fits = tree.dim() == 0 or len(tree) in (1, num_rows)
@@ -89,13 +95,19 @@ def join(
     sizes: Sequence[int],
     scalar_outputs: Literal["error", "mean"] = "error",
 ) -> Any:
-    """Concatenate outputs along dimension 0, if they have a row for each row of their shares.
+    """Concatenate the chunks' outputs along dimension 0.
+
+    Args:
+        outputs: the outputs of each chunk: tensors, or containers of them.
+        sizes: the rows of each chunk.
+        scalar_outputs: "mean" averages scalars, weighted by ``sizes``; "error" refuses them.
 
     Raises:
-        UserError: they have not, or differ in another way.
+        UserError: a tensor has another number of rows than its chunk, or the outputs differ in
+            structure or in values that are no tensors.
     """
 
-    def joined(*leaves: Any) -> Any:
+    def join_leaves(*leaves: Any) -> Any:
         first = leaves[0]
         if not isinstance(first, Tensor):
             if all(x is first or (isinstance(first, PLAIN) and x == first) for x in leaves):
@@ -105,7 +117,9 @@ def join(
             terms = (x.to(first.device) * n for x, n in zip(leaves, sizes, strict=True))
             return sum(terms) / sum(sizes)
         if first.dim() == 0:
-            raise _refusal("a scalar (a mean over samples: trainer.strategy.scalar_outputs=mean)")
+            raise _refusal(
+                "a scalar; if it is a mean over samples, set trainer.strategy.scalar_outputs=mean"
+            )
         shapes = ", ".join(str(tuple(x.shape)) for x in leaves)
         if [len(x) for x in leaves] != list(sizes):
             raise _refusal(f"shapes {shapes} for {list(sizes)} samples")
@@ -113,30 +127,36 @@ def join(
             raise _refusal(f"shapes {shapes}; pad with total_length=x.shape[1]")
         return torch.cat([x.to(first.device, non_blocking=True) for x in leaves])
 
-    return map_leaves(joined, *outputs)
+    return map_leaves(join_leaves, *outputs)
 
 
 def _refusal(outputs: str) -> UserError:
     return UserError(
-        f"forward() returned {outputs}.\nEach device sees its samples alone: return tensors with "
-        "one row per sample, and compute the loss in the step."
+        f"forward() returned {outputs}.\nEach device computes only its own samples: return "
+        "tensors with one row per sample, and compute the loss in the step."
     )
 
 
 def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply `function` to the leaves of equal trees of lists, tuples, mappings and dataclasses."""
+    """Apply `function` to the corresponding leaves of trees with the same structure.
+
+    A tree consists of lists, tuples, mappings and dataclasses.
+
+    Raises:
+        UserError: the trees differ in structure.
+    """
     first, nodes = trees[0], [_children(tree) for tree in trees]
     kinds = {(type(tree).__name__, *(node or ())) for tree, node in zip(trees, nodes, strict=True)}
     if len(kinds) > 1:
         names = " and ".join(sorted({name for name, *_ in kinds}))
-        raise _refusal(f"unequal {names} on the devices")
+        raise _refusal(f"{names}, which differ in structure between the devices")
     if nodes[0] is None:
         return function(*trees)
     values = {key: map_leaves(function, *(node[key] for node in nodes if node)) for key in nodes[0]}
     if isinstance(first, (list, tuple)):
         items = values.values()
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
-    result = copy.copy(first)  # preserves the other attributes, as a Hugging Face output has
+    result = copy.copy(first)  # keeps further attributes, which Hugging Face outputs have
     for key, value in values.items():
         if isinstance(first, Mapping):
             result[key] = value
@@ -146,7 +166,7 @@ def map_leaves(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _children(tree: Any) -> dict[Any, Any] | None:
-    """Return a container's children by their keys; None for a leaf."""
+    """Return a container's children by key, or None for a leaf."""
     if isinstance(tree, Mapping):
         return dict(tree)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, PackedSequence):
