@@ -1,15 +1,15 @@
-"""Find runs again, and compare them.
+"""Find runs, and compare them.
 
-    python scripts/runs.py ls                       all runs of outputs/, or: ls FOLDER FOLDER ...
+    python scripts/runs.py ls                       all runs in outputs/; or: ls FOLDER FOLDER ...
     python scripts/runs.py ls --filter "test/accuracy>0.97" --filter status=finished
-    python scripts/runs.py best --by test/accuracy  runs that differ in seed or fold are one row
-    python scripts/runs.py diff RUN RUN             in which settings and results two runs differ
-    python scripts/runs.py show RUN                 all that is known of one
-    python scripts/runs.py report -o report.html    a page with all curves, for any browser
+    python scripts/runs.py best --by test/accuracy  average over runs that differ in seed or fold
+    python scripts/runs.py diff RUN RUN             settings and results that differ in two runs
+    python scripts/runs.py show RUN                 all settings, results and facts of a run
+    python scripts/runs.py report -o report.html    an HTML page with tables and curves
     python scripts/runs.py reproduce RUN            train it again with its commit, and compare
 
-Runs are read in any state: also those that run, were stopped or are damaged. --json is for
-programs. Exit status 1: a mistake in the command, there is no run, or it was not reproduced.
+The command reads runs in any state: finished, running, stopped, failed or damaged. --json prints
+JSON. Exit status 1: the command has a mistake, finds no run, or does not reproduce the run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NUM_RUNS = {"diff": 2, "show": 1, "reproduce": 1}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the arguments ask for, and return the exit status."""
+    """Run the command, and return the exit status."""
     parser = argparse.ArgumentParser(
         program("harness.compare"),
         description=__doc__,
@@ -35,31 +35,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("what", choices=("ls", "best", "diff", "show", "report", "reproduce"))
-    add("folders", nargs="*", type=Path, metavar="FOLDER", help="of runs; default: outputs")
-    add("--reverse", action="store_true", help="of best: the other way round")
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs or their folders; outputs/")
+    add("--reverse", action="store_true", help="best: print the worst first")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
-    add("--by", metavar="METRIC", help="of best; default: the objective of the runs")
-    add("-o", "--output", type=Path, help="of report: report.html; of reproduce: a new folder")
-    add("--json", action="store_true", help="for a program")
+    add("--by", metavar="METRIC", help="best: the metric; default: the objective of the runs")
+    add("-o", "--output", type=Path, help="report: the HTML file; reproduce: a new folder")
+    add("--json", action="store_true", help="print JSON")
     try:
-        return 0 if _answer(parser.parse_intermixed_args(arguments)) else 1
+        return 0 if _run(parser.parse_intermixed_args(arguments)) else 1
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
-    except BrokenPipeError:  # as by `| head`
+    except BrokenPipeError:  # `| head` closes the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
-def _answer(options: argparse.Namespace) -> bool:
-    """Print, and return whether the run was reproduced where that was asked for."""
+def _run(options: argparse.Namespace) -> bool:
+    """Run a subcommand. Return False only if ``reproduce`` did not reproduce the run."""
     what, runs = options.what, reading.find(options.folders or [Path("outputs")])
     runs = table.chosen(runs, options.filter)
     num = len(runs.frame)
     if num != NUM_RUNS.get(what, num):
-        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), and there are {num}.")
+        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), but the command names {num}.")
     if what == "reproduce":
-        from harness.reproduce import reproduce  # torch
+        from harness.reproduce import reproduce  # here, because it imports torch
 
         return reproduce(Path(runs.frame["run"][0]), options.output)
     if what == "report":
@@ -74,10 +74,10 @@ def _answer(options: argparse.Namespace) -> bool:
     elif what == "show":
         rows = table.details(runs)
     elif what == "best":
-        rows, said = table.best(runs, options.by, options.reverse)
-        print("" if options.json else f"{said}\n", end="")
+        rows, order = table.best(runs, options.by, options.reverse)
+        print("" if options.json else f"{order}\n", end="")
     else:
-        facts = reading.FACTS if options.json else table.SHOWN
+        facts = reading.FACTS if options.json else table.LISTED
         frame = runs.frame.sort("started")
         rows = table.overview(runs._replace(frame=frame), facts).to_dicts()
     print(json_text(rows)) if options.json else table.show(rows)

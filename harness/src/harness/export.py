@@ -1,10 +1,11 @@
-"""Write a run's network as files that other programs run: torch.export's and ONNX.
+"""Export a run's network to files that other programs can run: torch.export and ONNX.
 
     python scripts/export.py outputs/default/<run>
     python scripts/export.py outputs/default/<run>/checkpoints/best.ckpt -o net.onnx
 
-Any batch size; each file is read again and compared with the network on the run's data before it
-gets its name. Without -o, best.pt2 beside the checkpoint, and best.onnx: pip install -e .[onnx].
+The files take any batch size. Before a file gets its name, the command reads it again and compares
+its outputs with the network's on the run's data. Without -o it writes best.pt2 beside the
+checkpoint, and best.onnx if ONNX is installed: pip install -e .[onnx].
 """
 
 import argparse
@@ -33,18 +34,18 @@ from harness.run.mistakes import read_error
 from harness.run.targets import check_targets
 from harness.run.train import load_model
 
-CLOSE = 1e-4  # a difference that rounding explains, as a share of an output's largest number
+TOLERANCE = 1e-4  # of rounding, relative to an output's largest number
 QUICK: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export what the arguments name; return 0, or 1 where none could be."""
+    """Export a network, and return the exit status: 1 if it wrote no file."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("source", help="a run's folder, or a checkpoint in it")
     parser.add_argument("-o", dest="outputs", action="append", metavar="OUT", default=[])
     parser.add_argument("--force", action="store_true", help="replace existing files")
     options = vars(parser.parse_args(arguments))
-    logging.disable(logging.INFO)  # Lightning's, of a Trainer that tests one batch
+    logging.disable(logging.INFO)  # Lightning's lines about the Trainer that tests one batch
     try:
         print(*export(**options), sep="\n")
     except (UserError, OSError) as error:
@@ -54,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Network(nn.Module):
-    """What other programs get of a module: its method ``exported``, or what calling it does."""
+    """The exported function of a module: its method ``exported``, or else its ``forward``."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module.eval()
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Call the module."""
+        """Return the module's outputs."""
         return getattr(self.module, "exported", self.module)(*tensors)
 
 
@@ -71,28 +72,36 @@ def export(
     conf: str | Path = "conf",
     force: bool = False,
 ) -> list[str]:
-    """Write the network of a run's best checkpoint, or of one; return a line for each file.
+    """Export the network of a checkpoint, and return a line for each file.
 
-    ``outputs`` end in .pt2 or .onnx; by default both, as far as ONNX is installed.
+    Args:
+        source: a run's folder, for its best checkpoint, or a checkpoint in it.
+        outputs: paths that end in .pt2 or .onnx; by default both, if ONNX is installed.
+        conf: the folder of configs.
+        force: whether to replace existing files.
 
     Raises:
-        UserError: with what to change; then no file was written.
+        UserError: the network cannot be exported, or an output cannot be used; then no file was
+            written.
     """
     allowed.follow(conf)
     source, has_onnx = Path(source).resolve(), find_spec("onnxscript") is not None
     run = load_run(source if source.is_dir() else source.parent.parent, conf)
     checkpoint = run.checkpoint if source.is_dir() else source
-    beside = [checkpoint.with_suffix(suffix) for suffix in (".pt2", ".onnx")[: 1 + has_onnx]]
-    paths = [*map(Path, outputs or beside)]
+    defaults = [checkpoint.with_suffix(suffix) for suffix in (".pt2", ".onnx")[: 1 + has_onnx]]
+    paths = [*map(Path, outputs or defaults)]
     for path in paths:
-        if path.suffix not in (".pt2", ".onnx") or (path.exists() and not force):
-            raise UserError(f"{path} must end in .pt2 or .onnx; --force replaces one that exists.")
+        if path.suffix not in (".pt2", ".onnx"):
+            raise UserError(f"-o {path} must end in .pt2 or .onnx.")
+        if path.exists() and not force:
+            raise UserError(f"{path} exists already. --force replaces it.")
     with user_errors():
         check_targets(run.config)
         data = make_data(run.config)
     module, inputs = first_call(load_model(run.config, checkpoint), data)
     network, first = Network(module), next(iter(inputs.values()))
-    # A trace of one sample takes their number for a constant, and a forward may do so for others.
+    # A trace of a single sample makes the batch size a constant; the other sizes find a forward
+    # that does so itself.
     batches = [
         tuple(tensor[torch.arange(num) % len(tensor)] for tensor in inputs.values())
         for num in (max(2, len(first)), 1, 3)
@@ -101,55 +110,56 @@ def export(
     with torch.no_grad(), ExitStack() as files:
         with refused(f"{type(module).__name__} cannot be exported"):
             program = torch.export.export(network, batches[0], dynamic_shapes=(rows,))
-        program.example_inputs = None  # samples of the data would be in the file
+        program.example_inputs = None  # otherwise the file would contain samples of the data
         for path in paths:
             file = files.enter_context(replacing(path, is_forced=force))
             with refused(f"{path} was not written"):
                 compute = write(program, path.suffix, [*inputs], file)
             for batch in batches:
-                with refused(f"{path} was not written, for a batch of {len(batch[0])} differs"):
+                with refused(f"{path} was not written, because a batch of {len(batch[0])} differs"):
                     compare(compute(*batch), network(*batch))
     shapes = [
         f"{name} {t.dtype} (batch, {str([*t.shape[1:]])[1:-1]})" for name, t in inputs.items()
     ]
     lines = [f"{path}  {path.stat().st_size / 1e6:,.2f} MB; {'; '.join(shapes)}" for path in paths]
-    return lines + ["no ONNX: pip install -e '.[onnx]'"] * (not outputs and not has_onnx)
+    no_onnx = "No .onnx file, because ONNX is not installed: pip install -e '.[onnx]'"
+    return lines + [no_onnx] * (not outputs and not has_onnx)
 
 
 def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return the network, and the inputs of its first call in a test by their names."""
+    """Test one batch. Return the network, and the inputs of its first call by their names."""
     networks = [child for child in model.children() if any(True for _ in child.parameters())]
     module = model if is_overridden("forward", model) or len(networks) != 1 else networks[0]
     inputs: dict[str, Any] = {}
 
-    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def record_inputs(_: nn.Module, args: Any, kwargs: Any) -> None:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        for name, value in bound.items():  # a copy, for a step may change it
+        for name, value in bound.items():  # clone, because the step may change a tensor
             inputs.setdefault(name, value.clone() if isinstance(value, Tensor) else value)
 
-    hook = module.register_forward_pre_hook(note, with_kwargs=True)
+    hook = module.register_forward_pre_hook(record_inputs, with_kwargs=True)
     with user_errors(), catch_warnings():
         simplefilter("ignore")
         pl.Trainer(accelerator="cpu", devices=1, **QUICK).test(model, data, verbose=False)
     hook.remove()
     if not inputs or not all(isinstance(v, Tensor) and v.ndim for v in inputs.values()):
         raise UserError(
-            f"{type(model).__name__}.test_step must call self(...) with batches of tensors, each "
-            f"an argument of its own; there is {', '.join(inputs) or 'no such call'}."
+            f"{type(model).__name__}.test_step must call self(...) with batches of tensors, one "
+            f"per argument. Its arguments are: {', '.join(inputs) or 'none, it makes no call'}."
         )
     return module, inputs
 
 
 def write(program: Any, suffix: str, names: list[str], file: BinaryIO) -> Any:
-    """Write a traced network, read the file again, and return what computes with it."""
+    """Write a traced network, read the file again, and return the file's network as a function."""
     if suffix == ".pt2":
         torch.export.save(program, file)
         file.flush()
         return torch.export.load(io.BytesIO(Path(file.name).read_bytes())).module()
     import onnxruntime
 
-    made: Any = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
-    made.save(file.name)
+    onnx_program: Any = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
+    onnx_program.save(file.name)
     session = onnxruntime.InferenceSession(file.name)
 
     def compute(*tensors: Tensor) -> list[Tensor]:
@@ -160,30 +170,31 @@ def write(program: Any, suffix: str, names: list[str], file: BinaryIO) -> Any:
 
 
 def compare(found: Any, expected: Any) -> None:
-    """Raise an AssertionError with the difference where outputs are farther apart than rounding."""
-    for one, other in zip(leaves(found), leaves(expected), strict=True):
-        close = CLOSE * float(other.double().nan_to_num(0, 0, 0).abs().max())
-        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=close, equal_nan=True)
+    """Raise an AssertionError with the difference if outputs differ by more than rounding."""
+    for actual, wanted in zip(leaves(found), leaves(expected), strict=True):
+        a, b = actual.double(), wanted.double()
+        tolerance = TOLERANCE * float(b.nan_to_num(0, 0, 0).abs().max())
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """Return the tensors of nested dictionaries, lists and tuples."""
-    parts = value.values() if isinstance(value, dict) else value
-    return [value] if isinstance(value, Tensor) else [one for part in parts for one in leaves(part)]
+    """Return the tensors in nested dictionaries, lists and tuples."""
+    items = value.values() if isinstance(value, dict) else value
+    return [value] if isinstance(value, Tensor) else [x for item in items for x in leaves(item)]
 
 
 @contextmanager
-def refused(what: str) -> Iterator[None]:
-    """Turn whatever torch or a runtime raises into a UserError, without its other messages."""
+def refused(problem: str) -> Iterator[None]:
+    """Turn any exception of torch or of a runtime into a UserError; print nothing else."""
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(io.StringIO()) as noise, redirect_stderr(noise), catch_warnings():
             simplefilter("ignore")
             yield
     except Exception as error:
-        said = " ".join(str(error.__cause__ or error).split())[:300]
-        reason = ": ".join(filter(None, [read_error(error).user_line, said]))
-        raise UserError(f"{what}: {reason}") from error
+        message = " ".join(str(error.__cause__ or error).split())[:300]
+        reason = ": ".join(filter(None, [read_error(error).user_line, message]))
+        raise UserError(f"{problem}: {reason}") from error
     finally:
         logging.disable(logging.NOTSET)
 

@@ -1,4 +1,4 @@
-"""Fixtures for ``tests/conftest.py`` of a project, and its commands as a user types them."""
+"""Fixtures for a project's ``tests/conftest.py``, and a function that runs its scripts."""
 
 import logging
 import os
@@ -15,18 +15,18 @@ from harness.command.compose import compose
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests see no GPU: one alone runs those that are marked for it, ``-m gpu``."""
+    """Hide GPUs from tests, except in ``pytest -m gpu`` and ``pytest -m multi_gpu``."""
     if not config.option.markexpr.startswith(("gpu", "multi_gpu")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True)
 def clean_environment() -> Iterator[None]:
-    """Reset what a run changes: launchers set ranks and ports, and the log file stays open."""
-    before = dict(os.environ)
+    """After a test restore the environment, close log files, and end the process group."""
+    original = dict(os.environ)
     yield
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(original)  # launchers set ranks and ports
     for handler in logging.getLogger("harness").handlers:
         handler.close()
     if torch.distributed.is_initialized():
@@ -36,7 +36,7 @@ def clean_environment() -> Iterator[None]:
 def command(
     *arguments: str | Path, environment: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project as a user would, with this Python, where pytest was started."""
+    """Run a script with this Python in the working directory, and return its output."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=os.environ | (environment or {}),
@@ -49,7 +49,7 @@ def command(
 
 @pytest.fixture
 def make_cfg(tmp_path: Path) -> Callable[..., DictConfig]:
-    """Compose a training config that writes below the test's folder."""
+    """Return a function that composes a training config, whose outputs go to ``tmp_path``."""
 
     def make(*overrides: str) -> DictConfig:
         run_dir = tmp_path / "run"

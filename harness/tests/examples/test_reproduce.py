@@ -62,10 +62,11 @@ def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained:
     assert result.returncode == 0, result.stdout + result.stderr
     first, *_ = result.stdout.splitlines()
     (start,) = record.read(trained)["starts"]
-    assert first.startswith(f"With your rights it runs the code of {start['commit'][:7]} by Ada, ")
+    expected = f"Runs with your permissions the code of {start['commit'][:7]} by Ada, "
+    assert first.startswith(expected)
     assert first.endswith(f" and {start['diff']}.")
     assert "differs" not in result.stdout
-    assert result.stdout.endswith("reproduced, equal by bit\n")
+    assert result.stdout.endswith("reproduced, bit-identical\n")
     (again,) = (trained / "reproduced").iterdir()
     assert [*again.glob("code/src/*/models/untracked.py")]
     assert len(reading.find([project / "outputs"]).frame) == 1  # it is no further run
@@ -82,7 +83,7 @@ def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path)
     (start,) = record.read(copy)["starts"]
     for starts, line in (
         ([{**start, "commit": None}], "outside of a git repository, or with version"),
-        ([{**start, "no_diff": "it is large"}], "was not kept: it is large."),
+        ([{**start, "no_diff": "it is large"}], "changes were not saved: it is large."),
         ([{**start, "commit": "0" * 40}], "git log failed in "),
         ([{**start, "diff": None}, start], "its code changed while it was stopped, between its 2"),
     ):
@@ -95,13 +96,15 @@ def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path)
     with pytest.raises(UserError, match="damaged, or edited"):
         reproduce(copy, tmp_path / "again")
     (copy / "results.json").unlink()
-    with pytest.raises(UserError, match=r"it is stopped\. Let it finish with resume="):
+    with pytest.raises(
+        UserError, match=r"it is stopped\. Let it finish with: python train.py resume="
+    ):
         reproduce(copy, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
 def test_a_difference_is_told_with_its_place(trained: Path, copy: Path) -> None:
-    before = equality.reached(trained)
+    before = equality.results_of(trained)
     path = copy / "checkpoints" / "best.ckpt"
     saved = torch.load(path, weights_only=True)
     name = next(iter(saved["state_dict"]))
@@ -110,7 +113,7 @@ def test_a_difference_is_told_with_its_place(trained: Path, copy: Path) -> None:
     torch.save(saved, path)
     table = (copy / "metrics.csv").read_text()
     (copy / "metrics.csv").write_text(table.replace("val/", "other/", 1))
-    after = equality.reached(copy)
+    after = equality.results_of(copy)
     differ = {name for name in before | after if before.get(name) != after.get(name)}
     assert f"best.ckpt: {name}" in differ
     assert len([n for n in differ if n.startswith("metrics.csv: ")]) == 2

@@ -106,7 +106,7 @@ def test_networks_are_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_cannot_be_compiled_is_told() -> None:
     assert [name for name, _ in networks(Module())] == ["heads.0", "heads.1", "body"]
-    with pytest.raises(UserError, match="LightningModule has no network"):
+    with pytest.raises(UserError, match="LightningModule has no submodule"):
         prepared(pl.LightningModule(), compile=True)
 
 
@@ -141,7 +141,7 @@ def test_a_faster_run_follows_the_plain_one(
     states = [read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (one_process, other)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() <= 1e-9, name
-    is_compiled = "Compiled at their first call: net" in (other / "run.log").read_text()
+    is_compiled = "The first call compiles: net" in (other / "run.log").read_text()
     assert is_compiled == (switch == "compile")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.prove import __main__ as script
 from harness.prove import runs
-from harness.prove.compare import BY_BIT, DOUBLE, EQUAL, REFERENCE, SINGLE, differences, prove
+from harness.prove.compare import BITWISE, DOUBLE, EQUAL, REFERENCE, SINGLE, differences, prove
 from tests.conftest import slow
 from tests.faults.fast_command import Forked
 from tests.faults.fork_server import fork
@@ -56,7 +56,7 @@ def prove_module(forked: None, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         dataset = "Sentences" if module.endswith("MaskedLanguage") else "Flowers"
         data = f"_target_: tests.modules.data.Data\ndataset: {dataset}\n"
         words = write_conf(tmp_path, data=data, model=f"_target_: tests.{module}\n")
-        verdicts = prove(runs.Runs([*words, *more], tmp_path / "runs"), strategies)
+        verdicts = prove(runs.ExperimentRuns([*words, *more], tmp_path / "runs"), strategies)
         return {one.name: one for one in verdicts}
 
     return run
@@ -111,8 +111,8 @@ def test_what_is_more_than_rounding_differs() -> None:
         (1e-7, DOUBLE, True),
         (1e-7, SINGLE, False),
         (1e-5, SINGLE, True),
-        (2e-17, BY_BIT, True),  # one bit
-        (0.0, BY_BIT, False),
+        (2e-17, BITWISE, True),  # one bit
+        (0.0, BITWISE, False),
     ):
         assert differences(record(0.1), record(0.1 + far), tolerance)[0][0] == differs
     assert differences(record(2.0, x=1), record(2.5, x=2), DOUBLE)[1] == (True, 0.25, "w")
@@ -127,11 +127,11 @@ def test_a_mistake_in_the_command_is_answered_without_a_run(
     for word, answer in {
         "experiment=missing": "experiment=missing: there is no conf/experiment/missing.yaml.",
         "--strategies=ddp": "--strategies ddp: use names such as dp(2), ddp(3) or ddp2(2x2).",
-        "trainer.max_steps=2": "trainer.max_steps=2: use 4 or more",
+        "trainer.max_steps=2": "trainer.max_steps=2 is too small. Use 4 or more.",
         "trainer.max_steps=few": "trainer.max_steps=few",
-        "trainer.precision=bf16-mixed": "64-true or 32-true",
-        "strategy=ddp": 'strategy is varied here: use --strategies "ddp(4)"',
-        f"--keep={tmp_path}": "it exists. Name a new folder.",
+        "trainer.precision=bf16-mixed": "Use 64-true or 32-true",
+        "strategy=ddp": "strategy is set, but this command sets it for each run",
+        f"--keep={tmp_path}": "the folder exists already. Name a new one.",
     }.items():
         assert script.main([word]) == 2
         errors = capsys.readouterr().err
@@ -169,5 +169,5 @@ def test_a_run_on_two_nodes_ends_with_the_sentence_of_the_one_that_refused(
         return SimpleNamespace(wait=lambda _: status, poll=lambda: status)
 
     monkeypatch.setattr(runs, "start_program", start_program)
-    ended = runs.Runs(["data=synthetic", "model=mlp"], tmp_path).start("ddp2(2x2)")
+    ended = runs.ExperimentRuns(["data=synthetic", "model=mlp"], tmp_path).start("ddp2(2x2)")
     assert (ended.message, ended.has_crashed) == ("Use strategy=ddp.", False)

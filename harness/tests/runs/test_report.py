@@ -73,7 +73,10 @@ def test_another_file_is_kept_and_an_older_report_is_replaced(
     page = tmp_path / "page.html"
     page.write_text("my notes")
     assert runs.main(["report", str(finished_run), "-o", str(page)]) == 1
-    assert "is no report of runs. Remove it, or choose another -o" in capsys.readouterr().err
+    assert (
+        "exists and is no report of runs. Remove it, or choose another -o"
+        in capsys.readouterr().err
+    )
     assert page.read_text() == "my notes"
     page.unlink()
     for _ in range(2):

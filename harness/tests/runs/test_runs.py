@@ -137,7 +137,7 @@ def test_runs_that_are_equal_but_for_their_folder_are_both_shown(
     assert {Path(row["best run"]).name for row in found} == {"a", "b"}
     copied(finished_run, tmp_path / "c", ("objective: val/accuracy", "objective: val/loss"))
     assert runs.main(["best", str(tmp_path)]) == 1
-    assert "2 objectives. Add --by METRIC." in capsys.readouterr().err
+    assert "2 objectives. Add --by METRIC to choose a metric." in capsys.readouterr().err
 
 
 def test_difference_is_what_differs_alone(finished_run: Path, tmp_path, capsys) -> None:
@@ -165,7 +165,9 @@ def test_tables_for_a_person_hold_the_same_as_far_as_the_screen_goes(
     for columns in (70, 100, 300):
         monkeypatch.setenv("COLUMNS", str(columns))
         title, *_, last = answer(capsys, "ls", tmp_path).splitlines()
-        names = title.split() + last.partition("No room for: ")[2].partition(". ")[0].split(", ")
+        names = title.split() + last.partition("Columns that do not fit: ")[2].partition(". ")[
+            0
+        ].split(", ")
         assert {"run", "status", "best", "lr", "num_test", "blur", "test/accuracy"} <= {*names}
         assert title.split()[-1] == "run"
         assert len(title) <= columns
@@ -186,7 +188,11 @@ def test_conditions_choose_runs_by_settings_results_and_tags(finished_run: Path,
         "tags=baseline": True,
         "tags!=first": False,
     }.items():
-        with nullcontext() if is_found else pytest.raises(UserError, match="0 of 1"):
+        with (
+            nullcontext()
+            if is_found
+            else pytest.raises(UserError, match="None of 1 runs satisfies")
+        ):
             table.chosen(found, [condition])
 
 
@@ -197,7 +203,7 @@ def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> No
         (["ls", "nowhere"], "nowhere is no folder"),
         (["ls", tmp_path / "none"], "There is no run"),
         (["ls", finished_run, "--filter", "statu=1"], "No run has statu. Did you mean status?"),
-        (["ls", finished_run, "--filter", "status"], "write a condition as status=finished"),
+        (["ls", finished_run, "--filter", "status"], "write a condition such as status=finished"),
         (["diff", finished_run, twin, "--filter", "seed=7"], "diff takes 2"),
         (["best", finished_run, "--by", "notes"], "None of 1 runs has a value of notes"),
         (["best", finished_run, "--by", "test/horses"], "No run has test/horses."),

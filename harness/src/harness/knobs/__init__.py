@@ -1,1 +1,1 @@
-"""What a YAML file or a key of one word adds to a run: averaged weights, schedules, speed."""
+"""Optional features of a run that a config switches on: averaged weights, schedules, speed."""

@@ -1,4 +1,4 @@
-"""The average of the weights that ``callbacks=ema`` validates, keeps and tests."""
+"""``callbacks=ema``: an exponential moving average of the weights."""
 
 from collections.abc import Sequence
 
@@ -11,29 +11,33 @@ from harness.upstream.precision import Averaging
 
 
 class EMA(Averaging):
-    """Validate, keep and test an exponential moving average of the weights; train the others.
+    """Keep an exponential moving average of the weights, for validation, checkpoints and tests.
 
-    After each optimizer step the average moves a share of ``1 - decay`` towards the weights, and
-    buffers such as BatchNorm's statistics with them. At first it follows faster, with
-    ``(1 + n) / (10 + n)`` after n steps where that is less than ``decay``: otherwise a run of a
-    thousand steps would test what is left of its random start.
+    After each optimizer step ``average = decay * average + (1 - decay) * weights``, for buffers
+    such as BatchNorm's statistics as well. After n steps the decay is at most
+    ``(1 + n) / (10 + n)``: otherwise a run of a thousand steps would test mostly its initial
+    weights. The average itself is not trained.
 
-    In a checkpoint ``state_dict`` is the average, ``current_model_state`` are the weights that go
-    on training.
+    In a checkpoint ``state_dict`` is the average, and ``current_model_state`` are the weights with
+    which training continues.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
         super().__init__(self._follow)
         if not 0 <= decay < 1:
-            raise UserError(f"callbacks.ema.decay={decay} must be from 0 to less than 1.")
+            raise UserError(f"callbacks.ema.decay={decay} must be at least 0 and less than 1.")
         self.decay = decay
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the average; half precision is refused, for it rounds away steps of the average."""
+        """Make the average.
+
+        Raises:
+            UserError: the precision is 16-bit, which would round the average's small steps to 0.
+        """
         precision = str(trainer.precision)
         if stage == "fit" and precision in ("bf16-true", "16-true"):
             raise UserError(
-                f"callbacks.ema: the average would stand still with trainer.precision={precision}. "
+                f"callbacks=ema: trainer.precision={precision} rounds the average's steps to 0.\n"
                 f"Use trainer.precision={precision.replace('true', 'mixed')}."
             )
         super().setup(trainer, pl_module, stage)

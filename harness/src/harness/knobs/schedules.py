@@ -1,4 +1,4 @@
-"""Learning rates over a run, for ``model.scheduler`` in a YAML file."""
+"""Learning rate schedules over a run, for ``model.scheduler`` in a YAML file."""
 
 import math
 
@@ -11,29 +11,38 @@ from harness.errors import UserError
 def cosine(
     optimizer: Optimizer, total_steps: int | None = None, warmup: float = 0.05, final: float = 0.0
 ) -> LambdaLR:
-    """Rise in a straight line to each group's own rate, then fall along half a cosine.
+    """Raise the rate linearly to each group's learning rate, then lower it along half a cosine.
 
-    After Loshchilov and Hutter, "SGDR", 2017, without restarts. ``build_optimizers`` fills in
-    ``total_steps``, the optimizer steps of the run. ``warmup`` is the share of them in which the
-    rate rises; from 1, their number. ``final`` is the share of the rate that is left at the end.
+    After Loshchilov and Hutter, "SGDR", 2017, without restarts.
+
+    Args:
+        optimizer: its groups' learning rates are the largest rates.
+        total_steps: optimizer steps of the run, which ``build_optimizers`` fills in.
+        warmup: the fraction of the steps in which the rate rises; from 1 on, their number.
+        final: the fraction of the largest rate that is left at the end.
+
+    Raises:
+        UserError: ``warmup`` or ``final`` is out of range.
     """
     assert total_steps is not None
     if not 0 <= final <= 1:
-        raise UserError(f"model.scheduler.final={final} is a share of the rate: from 0 to 1.")
+        raise UserError(
+            f"model.scheduler.final={final} must be a fraction of the rate, from 0 to 1."
+        )
     num_warmup = warmup if warmup >= 1 else math.ceil(warmup * total_steps)
     if warmup < 0 or num_warmup != int(num_warmup) or num_warmup >= total_steps > 1:
         raise UserError(
-            f"model.scheduler.warmup={warmup} must be a share of the run's {total_steps} steps, "
-            "such as 0.05, or a whole number below them."
+            f"model.scheduler.warmup={warmup} must be a fraction of the run's {total_steps} steps, "
+            "such as 0.05, or a smaller whole number of steps."
         )
 
     def factor(step: int) -> float:
         if step < num_warmup:
-            return (step + 1) / num_warmup  # the first step is one as well
-        done = min(1.0, (step - num_warmup) / max(1, total_steps - num_warmup))
-        return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+            return (step + 1) / num_warmup  # not 0 in the first step
+        progress = min(1.0, (step - num_warmup) / max(1, total_steps - num_warmup))
+        return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
     schedule = LambdaLR(optimizer, factor)
-    # Kept in checkpoints: a run that becomes longer then says that its schedule does as well.
+    # In checkpoints: a resumed run that became longer can warn that its schedule did, too.
     schedule.total_steps = total_steps  # type: ignore[attr-defined]
     return schedule

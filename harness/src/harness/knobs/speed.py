@@ -1,4 +1,4 @@
-"""What makes the same steps faster, and rounds them differently: ``compile``, layout, TF32."""
+"""Make steps faster, with other rounding: ``compile``, ``channels_last`` and ``tf32``."""
 
 import logging
 from collections.abc import Iterator
@@ -15,12 +15,16 @@ SWITCHES = ("compile", "channels_last", "tf32")  # keys of a config
 
 
 class Speed(pl.Callback):
-    """Prepare a module, in the process that computes with it and before anything copies it.
+    """Prepare a module in each rank, before a strategy copies or shards it.
 
-    Neither its attributes nor the names in its ``state_dict`` change. ``compile`` compiles each of
-    its networks; ``channels_last`` stores 4-dimensional parameters as (O, H, W, I), in which
-    convolutions take and return images as well; ``tf32`` is whether float32 products on a GPU round
-    their factors to 10 bits, and ``None`` what torch has set.
+    The module's attributes and the names in its ``state_dict`` do not change.
+
+    Args:
+        compile: whether to compile each of the module's networks.
+        channels_last: whether to store 4-dimensional parameters as (O, H, W, I). Convolutions then
+            also return images in this layout.
+        tf32: whether float32 products on a GPU round their factors to 10 bits of mantissa;
+            ``None`` keeps torch's setting.
     """
 
     def __init__(
@@ -29,7 +33,7 @@ class Speed(pl.Callback):
         self.compile, self.channels_last, self.tf32 = compile, channels_last, tf32
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Change what is to change, once; a test after the training is another stage."""
+        """Apply the settings. Each stage calls this, but the module is compiled only once."""
         if self.tf32 is not None:
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
             torch.backends.cudnn.allow_tf32 = self.tf32
@@ -38,23 +42,23 @@ class Speed(pl.Callback):
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if not self.compile:
             return
-        from harness.strategies.dp import NodeParallelStrategy  # these two for compile=true alone
+        from harness.strategies.dp import NodeParallelStrategy  # only compile=true needs these
         from harness.upstream.networks import compile_networks
 
-        self.compile = False  # it is done
-        parts = dict(networks(pl_module))
-        if not parts:
+        self.compile = False  # do not compile again in the next stage
+        found = dict(networks(pl_module))
+        if not found:
             raise UserError(
-                f"compile=true: {type(pl_module).__name__} has no network with parameters as an "
-                "attribute when it is built.\nGive it one, or leave out compile=true."
+                f"compile=true, but after __init__ {type(pl_module).__name__} has no submodule "
+                "with parameters.\nMake the network in __init__, or leave out compile=true."
             )
-        compile_networks([*parts.values()], isinstance(trainer.strategy, NodeParallelStrategy))
+        compile_networks([*found.values()], isinstance(trainer.strategy, NodeParallelStrategy))
         if trainer.is_global_zero:
-            log.info("Compiled at their first call: %s.", ", ".join(parts))
+            log.info("The first call compiles: %s.", ", ".join(found))
 
 
 def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost parts of a module that have parameters and can be called, with names."""
+    """Yield a module's outermost submodules with parameters and a forward, each with its name."""
     for name, child in module.named_children():
         if isinstance(child, Metric) or not any(True for _ in child.parameters()):
             continue

@@ -1,4 +1,4 @@
-"""Values for Lightning's loggers of W&B and MLflow: see the folder logger of the configs."""
+"""Values that the configs in ``logger/`` give to Lightning's loggers of W&B and MLflow."""
 
 import os
 from collections.abc import Iterable
@@ -14,12 +14,19 @@ NO_REPORTS = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "tru
 
 
 def run_name(run_dir: str) -> str:
-    """Name a run in a tracker, under which it goes on there: ``default-2026-01-31_12-00-00``."""
+    """Return a run's name in a tracker, such as ``default-2026-01-31_12-00-00``.
+
+    A resumed run has the same name, so the tracker continues it.
+    """
     return "-".join(Path(run_dir).parts[-2:])
 
 
 def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str | None:
-    """Ask MLflow for the run that an earlier start has made, by its tag; ``None`` at the first."""
+    """Return MLflow's id of the run that an earlier start has made; ``None`` at the first start.
+
+    Raises:
+        UserError: MLflow is not installed.
+    """
     try:
         from mlflow import MlflowClient
     except ModuleNotFoundError as error:
@@ -28,19 +35,22 @@ def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str 
     experiment = client.get_experiment_by_name(experiment_name)
     if experiment is None:
         return None
-    tag = f"tags.`harness_run` = '{run_name(run_dir)}'"  # MLflow gives runs ids of its own
+    tag = f"tags.`harness_run` = '{run_name(run_dir)}'"  # MLflow chooses the run's id itself
     runs = client.search_runs([experiment.experiment_id], tag)
     return str(runs[0].info.run_id) if runs else None
 
 
 def send_no_reports() -> None:
-    """Keep trackers from reporting home, unless the environment lets them."""
+    """Switch off the trackers' telemetry, unless an environment variable has set it."""
     for name, value in NO_REPORTS.items():
         os.environ.setdefault(name, value)
 
 
 def log_settings(loggers: Iterable[Logger], cfg: DictConfig) -> None:
-    """Give trackers a run's whole config, at its first start: MLflow never changes a value."""
+    """Log a run's full config to W&B and MLflow.
+
+    Call it only at the first start: MLflow refuses to change a value.
+    """
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     for logger in loggers:
         if isinstance(logger, (WandbLogger, MLFlowLogger)):

@@ -1,12 +1,12 @@
-"""Write a starting point that trains as it is: a network, a module, data or an experiment.
+"""Write a first version of a network, a module, data or an experiment. It trains unchanged.
 
     python scripts/new.py model NAME         a network for the classifier
     python scripts/new.py module NAME        a LightningModule of your own
     python scripts/new.py data NAME          a data set, read sample by sample
     python scripts/new.py experiment NAME    a choice of data, model and settings
 
-Each comes with its YAML file, and with a test that you keep. Nothing has to be registered: a file's
-name is the choice on the command line. Type it in the project's folder.
+The command also writes a YAML file and a test. It registers nothing: train.py finds the YAML file
+by its name. Run the command in the project's folder.
 """
 
 import argparse
@@ -19,12 +19,11 @@ from harness.files import LIBRARY
 from harness.names import program
 
 TEMPLATES = LIBRARY / "new"
-# What Python, YAML or Hydra reads as something else than a name.
-WORDS = {*keyword.kwlist, "null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
+YAML_NAMES = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
 
 
 def main() -> None:
-    """Write what the arguments name, and say how to run it."""
+    """Write the files, and print the commands that run and test them."""
     parser = argparse.ArgumentParser(
         program("harness.new"),
         description=__doc__,
@@ -34,21 +33,22 @@ def main() -> None:
     parser.add_argument("name", help="lower case, such as my_data")
     arguments = parser.parse_args()
     kind, name = arguments.kind, arguments.name
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in WORDS:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in {*keyword.kwlist, *YAML_NAMES}:
         sys.exit(
-            f"{name!r} must be up to 16 lower case letters, numbers and underscores, such as "
-            "my_data, and no word of Python or YAML."
+            f"{name!r} is no possible name. Use up to 16 lower case letters, digits and "
+            "underscores, such as my_data, and no keyword of Python or YAML."
         )
     packages = [path.parent.name for path in Path("src").glob("*/__init__.py")]
     if len(packages) != 1 or not Path("conf", "train.yaml").is_file():
         sys.exit(
-            "Type it in a project's folder, which has conf/train.yaml and one package in src/."
+            "This folder has no conf/train.yaml, or not exactly one package in src/. Run the "
+            "command in a project's folder."
         )
-    words = {"NAME": name, "PACKAGE": packages[0], "CLASS": name.title().replace("_", "")}
+    values = {"NAME": name, "PACKAGE": packages[0], "CLASS": name.title().replace("_", "")}
     group, folder = ("data", "data") if kind == "data" else ("model", "models")
     if kind == "experiment":
         group = kind
-        words |= {
+        values |= {
             "DATA": choice("data", name, "synthetic"),
             "MODEL": choice("model", name, "mlp"),
         }
@@ -57,30 +57,39 @@ def main() -> None:
         files[f"src/{packages[0]}/{folder}/{name}.py"] = f"{kind}.py.txt"
         files[f"tests/{folder}/test_{name}.py"] = f"test_{kind}.py.txt"
     texts = {path: (TEMPLATES / file).read_text() for path, file in files.items()}
-    if there := [path for path in texts if Path(path).exists()]:
-        sys.exit(f"{' and '.join(there)} exist already. Choose another name, or remove them first.")
-    if re.search(rf"\b{words['CLASS']}\b", "".join(texts.values())):
-        sys.exit(f"The new file uses another {words['CLASS']}. Choose a name such as my_{name}.")
+    if existing := [path for path in texts if Path(path).exists()]:
+        sys.exit(
+            f"These files exist already: {', '.join(existing)}. Choose another name, or remove "
+            "them first."
+        )
+    if re.search(rf"\b{values['CLASS']}\b", "".join(texts.values())):
+        sys.exit(
+            f"The class {values['CLASS']} would clash with a name that its file imports. Choose "
+            f"another name, such as my_{name}."
+        )
     for path, text in texts.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(filled(text, words))
+        Path(path).write_text(fill_in(text, values))
         print(f"wrote  {path}")
-    tested = "tests/test_config.py" if kind == "experiment" else [*texts][-1]
-    print(f"run    python train.py {group}={name}\ntest   pytest {tested}")
+    test = "tests/test_config.py" if kind == "experiment" else [*texts][-1]
+    print(f"run    python train.py {group}={name}\ntest   pytest {test}")
 
 
-def choice(group: str, *wanted: str) -> str:
-    """Return a file of ``conf/<group>`` for an experiment: the first that exists, or another."""
+def choice(group: str, *preferred: str) -> str:
+    """Return the name of a config in ``conf/<group>``, a preferred one if it exists."""
     names = sorted(path.stem for path in Path("conf", group).glob("[!_]*.yaml"))
     if not names:
-        sys.exit(f"There is no conf/{group}/*.yaml to choose. Write one: new.py {group} mine")
-    return next((name for name in wanted if name in names), names[0])
+        sys.exit(
+            f"An experiment needs a config in conf/{group}/, and there is none. Write one with "
+            f"python scripts/new.py {group} my_{group}."
+        )
+    return next((name for name in preferred if name in names), names[0])
 
 
-def filled(text: str, words: dict[str, str]) -> str:
-    """Fill a template's text, and put its imports into the order of their modules."""
-    text = re.sub(rf"(?<![A-Z])({'|'.join(words)})(?![A-Z])", lambda match: words[match[0]], text)
-    own = rf"(?m)(?:^from (?:harness|{words['PACKAGE']})\b.*\n)+"
+def fill_in(text: str, values: dict[str, str]) -> str:
+    """Replace a template's placeholders, and sort its imports by module."""
+    text = re.sub(rf"(?<![A-Z])({'|'.join(values)})(?![A-Z])", lambda m: values[m[0]], text)
+    own = rf"(?m)(?:^from (?:harness|{values['PACKAGE']})\b.*\n)+"
     return re.sub(own, lambda match: "".join(sorted(match[0].splitlines(keepends=True))), text)
 
 

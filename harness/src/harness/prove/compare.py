@@ -1,7 +1,8 @@
-"""Every way to run an experiment, compared with one process.
+"""Compare every way to run an experiment with one process.
 
-In: what starts short runs (`runs.py`). Out: a verdict on each, with the largest differences of
-parameters, buffers and logged values, which `__main__.py` prints. `ShortRun` is a callback of them.
+In: ``ExperimentRuns``, which starts short runs. Out: a ``Comparison`` for each, with the largest
+differences of parameters, buffers and logged values; `__main__.py` prints it. Each run has the
+callback ``ShortRun``.
 """
 
 import logging
@@ -24,56 +25,59 @@ from harness.errors import UserError
 from harness.exact.seeded_steps import DROPOUTS
 from harness.loggers import metrics_table
 from harness.names import few
-from harness.prove.runs import ALONE, Ended, Runs
+from harness.prove.runs import ALONE, EndedRun, ExperimentRuns
 
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
-DIFFERS, FAILS = "DIFFERS", "FAILS"  # by more than the run has warned of; exit status 1
+DIFFERS, FAILS = "DIFFERS", "FAILS"  # without a warning that explains it; exit status 1
 # Attributes of attention, recurrent and residual layers.
 PROBABILITIES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "drop_prob")
-# Distances that rounding makes: of weights, and of logged values, which may be of 32 bits.
-DOUBLE, SINGLE, BY_BIT = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
-# In run.log, of the rooms that keep a run the same under every strategy, and of this one.
-ROOMS = "checkpoints|data|exact|prove|strategies|upstream"
-WARNING = re.compile(
-    rf"^\d\S+ \S+ WARNING harness\.(?:{ROOMS})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
+# Tolerances for rounding: of weights, and of logged values, which may have 32 bits.
+DOUBLE, SINGLE, BITWISE = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
+# Packages that make training equal under every strategy; their warnings explain differences.
+PACKAGES = "checkpoints|data|exact|prove|strategies|upstream"
+WARNING = re.compile(  # in run.log
+    rf"^\d\S+ \S+ WARNING harness\.(?:{PACKAGES})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
-ELSEWHERE = re.compile("^epoch$|^step$|^gpu/")  # columns that are no results
-ANOTHER = " does not train alike "  # says the parity check where a loss is no mean
+NO_RESULTS = re.compile("^epoch$|^step$|^gpu/")  # columns of metrics.csv that are no results
+ANOTHER = " does not train alike "  # the parity check's warning, if a loss is no mean
 
 
-def switched_off(module: nn.Module) -> list[str]:
-    """Set the probabilities of dropout in a module to 0, and return their names."""
-    found = []
+def switch_dropout_off(module: nn.Module) -> list[str]:
+    """Set the probabilities of dropout in a module to 0, and return their names and values."""
+    changed = []
     for path, part in module.named_modules():
         for name in ("p",) if isinstance(part, DROPOUTS) else PROBABILITIES:
             value = getattr(part, name, None)
             if isinstance(value, float) and 0 < value <= 1:
-                found.append(f"{path or type(part).__name__}.{name}={value:g}")
+                changed.append(f"{path or type(part).__name__}.{name}={value:g}")
                 setattr(part, name, 0.0)
-    return found
+    return changed
 
 
 class ShortRun(pl.Callback):
-    """Switch dropout off, for two processes draw other masks; die after an optimizer step."""
+    """Switch dropout off, as ranks draw different masks. Kill the run after ``kill_after`` steps.
+
+    Steps are optimizer steps; by default the run ends normally.
+    """
 
     def __init__(self, kill_after: float = math.inf) -> None:
         self.kill_after = kill_after
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prepare the module."""
-        if names := switched_off(pl_module):
+        """Switch dropout off, and log a warning."""
+        if names := switch_dropout_off(pl_module):
             log.warning("Dropout is off in these runs: %s.", few(names, 3))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        """Die as by ``kill -9``, unless this start goes on with a run that was killed."""
+        """Kill this process as ``kill -9`` does, unless it resumes a run that was killed."""
         if trainer.global_step >= self.kill_after and trainer.ckpt_path is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Record:
-    """What a run has come to: its last weights and buffers, all that it logged, its warnings."""
+class RunResult:
+    """The result of a run: its last weights and buffers, its logged values, its warnings."""
 
     def __init__(self, run_dir: Path) -> None:
         last = lookup.by_step(run_dir / "checkpoints")[-1]
@@ -81,47 +85,54 @@ class Record:
         self.warnings = [x.strip() for x in WARNING.findall((run_dir / "run.log").read_text())]
         rows: dict[str, list[list[float]]] = {}
         for row in metrics_table.read(run_dir / "metrics.csv")[1]:
-            for name in [name for name in row if row[name] and not ELSEWHERE.search(name)]:
+            for name in [name for name in row if row[name] and not NO_RESULTS.search(name)]:
                 rows.setdefault(name, []).append([float(row["step"]), float(row[name])])
         self.values = {name: torch.tensor(pairs) for name, pairs in rows.items()}  # (rows, 2)
 
 
 def differences(
-    one: Record, two: Record, tolerance: tuple[float, float]
+    reference: RunResult, other: RunResult, tolerance: tuple[float, float]
 ) -> list[tuple[bool, float, str]]:
-    """Return whether and how far each weight and logged value differs, the farthest first."""
+    """Compare two runs' weights and logged values.
+
+    Returns:
+        For each weight and value whether it differs, its distance and its name, the largest
+        distance first.
+    """
     found = []
-    pairs = ((one.weights, two.weights), (one.values, two.values))
-    for (mine, its), allowed in zip(pairs, tolerance, strict=True):
-        for name in {**mine, **its}:
-            far = distance(mine.get(name), its.get(name))
-            found.append((far > allowed, far, name))
+    pairs = ((reference.weights, other.weights), (reference.values, other.values))
+    for (expected, actual), allowed in zip(pairs, tolerance, strict=True):
+        for name in {**expected, **actual}:
+            error = distance(expected.get(name), actual.get(name))
+            found.append((error > allowed, error, name))
     return sorted(found, reverse=True)
 
 
-def distance(one: Tensor | None, two: Tensor | None) -> float:
-    """Return the largest difference of two tensors' numbers, as a share of those above 1."""
-    if one is None or two is None or one.shape != two.shape:
+def distance(expected: Tensor | None, actual: Tensor | None) -> float:
+    """Return the largest difference of two tensors' numbers, relative to numbers above 1."""
+    if expected is None or actual is None or expected.shape != actual.shape:
         return math.inf
-    a, b = one.to(torch.complex128), two.to(torch.complex128)
-    far = ((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(math.inf, math.inf)
-    far = far.where((a != b) & ~(a.isnan() & b.isnan()), 0.0)
-    return float(far.max()) if far.numel() else 0.0
+    a, b = expected.to(torch.complex128), actual.to(torch.complex128)
+    errors = ((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(math.inf, math.inf)
+    errors = errors.where((a != b) & ~(a.isnan() & b.isnan()), 0.0)
+    return float(errors.max()) if errors.numel() else 0.0
 
 
-class Verdict(NamedTuple):
-    """A word on one way to run the experiment, and the reason."""
+class Comparison(NamedTuple):
+    """How one way to run the experiment compares with one process."""
 
-    name: str
-    verdict: str
-    reason: str
+    name: str  # the strategy, such as "ddp(2)"
+    verdict: str  # EQUAL, DIFFERS and so on
+    reason: str  # the largest difference, or the message
 
     def __str__(self) -> str:
         return f"{self.name:20} {self.verdict:9} " + self.reason.replace("\n", f"\n{'':31}")
 
 
-def prove(runs: Runs, strategies: Sequence[str] = STRATEGIES) -> Iterator[Verdict]:
+def prove(runs: ExperimentRuns, strategies: Sequence[str] = STRATEGIES) -> Iterator[Comparison]:
     """Train an experiment for a few steps in many ways, and compare each with one process.
+
+    The last comparisons are of a run that was killed and resumed.
 
     Raises:
         UserError: one process does not train.
@@ -131,27 +142,29 @@ def prove(runs: Runs, strategies: Sequence[str] = STRATEGIES) -> Iterator[Verdic
     if alone.status:
         raise UserError(alone.message)
     runs.timeout = 60 + 10 * (time.monotonic() - began)
-    reference = Record(alone.run_dir)
-    yield Verdict(ALONE, REFERENCE, "\n".join(reference.warnings))
+    reference = RunResult(alone.run_dir)
+    yield Comparison(ALONE, REFERENCE, "\n".join(reference.warnings))
     for name in strategies:
-        yield judge(name, runs.start(name), reference, tolerance)
+        yield compare(name, runs.start(name), reference, tolerance)
     killed = runs.start(ALONE, f"+callbacks.prove.kill_after={runs.num_steps - 1}", name="killed")
     several = [name for name in strategies if not name.startswith("dp(")][:1]
     for name in [ALONE, *several]:
-        allowed = BY_BIT if name == ALONE else tolerance
-        yield judge(f"resume, {name}", runs.resume(killed, name), reference, allowed)
+        allowed = BITWISE if name == ALONE else tolerance
+        yield compare(f"resume, {name}", runs.resume(killed, name), reference, allowed)
 
 
-def judge(name: str, ended: Ended, one: Record, tolerance: tuple[float, float]) -> Verdict:
-    """Compare a run with that of one process, if it has ended well."""
+def compare(
+    name: str, ended: EndedRun, reference: RunResult, tolerance: tuple[float, float]
+) -> Comparison:
+    """Compare a run with the reference; a run that failed gets its message as the reason."""
     if ended.status:
-        return Verdict(name, FAILS if ended.has_crashed else REFUSED, ended.message)
-    record = Record(ended.run_dir)
-    found = differences(one, record, tolerance)
-    texts = [f"{name} by {far:.1e}" for _, far, name in found]
+        return Comparison(name, FAILS if ended.has_crashed else REFUSED, ended.message)
+    result = RunResult(ended.run_dir)
+    found = differences(reference, result, tolerance)
+    texts = [f"{name} by {error:.1e}" for _, error, name in found]
     if not (num := sum(differs for differs, *_ in found)):
-        return Verdict(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "by bit")
-    news = [text for text in record.warnings if text not in one.warnings]
-    is_warned = news and not any(ANOTHER in text for text in news)
-    reason = "\n".join([few(texts[:num], 8), *news])
-    return Verdict(name, WARNED if is_warned else DIFFERS, reason)
+        return Comparison(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "bit-identical")
+    new_warnings = [text for text in result.warnings if text not in reference.warnings]
+    is_warned = new_warnings and not any(ANOTHER in text for text in new_warnings)
+    reason = "\n".join([few(texts[:num], 8), *new_warnings])
+    return Comparison(name, WARNED if is_warned else DIFFERS, reason)

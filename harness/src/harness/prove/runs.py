@@ -1,8 +1,8 @@
-"""Short runs of an experiment, each in processes of its own, started as a person starts train.py.
+"""Short runs of an experiment, each in its own processes, started as a user starts train.py.
 
-In: the words of the command. Out: how each run ended, and its folder with checkpoints and a row of
-metrics.csv for each step, which `compare.py` reads. Nothing here imports torch, so a mistake in
-the command is answered at once.
+In: the command's overrides. Out: how each run ended, and its folder, with checkpoints and one row
+per step in metrics.csv; `compare.py` reads them. This file imports no torch, so the command
+reports a mistake at once.
 """
 
 import os
@@ -31,29 +31,36 @@ SHORT = (
     "+logger.prove.path=${run_dir}/metrics.csv",
     "+callbacks.prove._target_=harness.prove.compare.ShortRun",
 )
-HANGS = 124  # exit status of a run that had to be killed, as that of timeout(1)
-NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are no part of a refusal
+HANGS = 124  # exit status of a run that had to be killed, as timeout(1) has it
+NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are no part of an error message
 ALONE = "one process"
+STRATEGY = "trainer.strategy."  # the beginning of a strategy's settings
 
 
 def words_of(strategy: str) -> tuple[list[str], int]:
-    """Return the words for a strategy such as ``ddp(3)``, and its nodes: ``ddp2(2x4)`` has two."""
+    """Return a strategy's overrides and its number of nodes.
+
+    ``ddp(3)`` has 3 devices on one node, ``ddp2(2x4)`` has 2 nodes with 4 devices each.
+
+    Raises:
+        UserError: the strategy has another form.
+    """
     match = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:([1-9]\d*)x)?([1-9]\d*)\)", strategy)
     if strategy == ALONE:
         return ["strategy=auto", "trainer.devices=1"], 1
     if not match:
         raise UserError(f"--strategies {strategy}: use names such as dp(2), ddp(3) or ddp2(2x2).")
     kind, num_nodes, devices = match[1], int(match[2] or 1), match[3]
-    words = [f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}"]
-    return words, num_nodes
+    overrides = [f"strategy={kind}", f"trainer.devices={devices}", f"trainer.num_nodes={num_nodes}"]
+    return overrides, num_nodes
 
 
-class Ended(NamedTuple):
-    """A run that has ended: its exit status, its errors, the folder around its own."""
+class EndedRun(NamedTuple):
+    """A run that has ended."""
 
-    status: int
-    errors: str
-    folder: Path
+    status: int  # the exit status
+    errors: str  # its stderr
+    folder: Path  # that contains the run's folder
 
     @property
     def run_dir(self) -> Path:
@@ -62,68 +69,79 @@ class Ended(NamedTuple):
 
     @property
     def has_crashed(self) -> bool:
-        """Return whether it ended with an exception or had to be killed, not with a sentence."""
+        """Return whether it had to be killed or ended by an exception, not by an error message."""
         return self.status not in (0, 1) or "traceback" in self.errors.lower()
 
     @property
     def message(self) -> str:
-        """Return the lines of a refusal, or the last line of a traceback."""
+        """Return the lines of its error message, or the last line of a traceback."""
         if self.status == HANGS:
-            return "was killed: it took ten times as long as one process"
+            return "was killed, because it took ten times as long as one process"
         lines = [line.rstrip() for line in self.errors.splitlines() if not NOISE.search(line)]
         raised = [line for line in lines if re.match(r"\w[\w.]*(Error|Exception)", line)]
         return raised[-1] if raised and self.has_crashed else "\n".join(lines[-4:])
 
 
-class Runs:
-    """Start the runs of one experiment, each in a folder of its own; `words` are train.py's.
+class ExperimentRuns:
+    """Start runs of one experiment, each in its own folder.
+
+    Args:
+        overrides: those of train.py.
+        folder: the folder for the runs' folders.
 
     Raises:
-        UserError: for a mistake in the words.
+        UserError: an override is wrong, or sets a key that the comparison varies.
     """
 
-    timeout = 86_400.0  # seconds after which a run hangs
+    timeout = 86_400.0  # seconds after which a run counts as hanging
 
-    def __init__(self, words: Sequence[str], folder: Path) -> None:
-        typed = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
-        if varied := typed.keys() & VARIED:
-            raise UserError(f'{min(varied)} is varied here: use --strategies "ddp(4)", or nothing.')
-        self.precision = typed.get("trainer.precision", "64-true")
+    def __init__(self, overrides: Sequence[str], folder: Path) -> None:
+        values = {each.lstrip("+").partition("=")[0]: each.partition("=")[2] for each in overrides}
+        if varied := values.keys() & VARIED:
+            raise UserError(
+                f"{min(varied)} is set, but this command sets it for each run. Leave it out; "
+                'choose strategies with --strategies "ddp(4)".'
+            )
+        self.precision = values.get("trainer.precision", "64-true")
         if self.precision not in ("64-true", "32-true"):
-            raise UserError("trainer.precision is 64-true or 32-true here: the others round more.")
-        # Settings of a strategy are for each that is tried; a strategy that lacks one refuses it.
-        self.settings = [w for w in words if w.lstrip("+").startswith("trainer.strategy.")]
-        self.words = [word for word in words if word not in self.settings]
-        command = compose_command("train", [*self.words, *words_of(ALONE)[0]])
+            raise UserError(
+                f"trainer.precision={self.precision} rounds too much for a comparison. "
+                "Use 64-true or 32-true."
+            )
+        # Each strategy gets the settings of strategies; one without such a setting refuses it.
+        self.settings = [each for each in overrides if each.lstrip("+").startswith(STRATEGY)]
+        self.overrides = [each for each in overrides if each not in self.settings]
+        command = compose_command("train", [*self.overrides, *words_of(ALONE)[0]])
         check(command)
-        cfg, self.num_steps = command.cfg, int(typed.get("trainer.max_steps", 6))
+        cfg, self.num_steps = command.cfg, int(values.get("trainer.max_steps", 6))
         if self.num_steps < 4:
-            raise UserError(f"trainer.max_steps={self.num_steps}: use 4 or more.")
-        # Neither two nor three processes share five batches evenly.
+            raise UserError(f"trainer.max_steps={self.num_steps} is too small. Use 4 or more.")
+        # Five batches: neither two nor three ranks divide them evenly.
         num_batches = 3 * cfg.trainer.get("accumulate_grad_batches", 1)
+        added = [f"++trainer.max_{key}={self.num_steps}" for key in ("steps", "epochs")]
         for stage, number in {"train": num_batches, "val": 5, "test": 5}.items():
             key = f"trainer.limit_{stage}_batches"
-            self.words += [f"++{key}={number}"] * (key not in typed)
-        self.words += [f"++trainer.max_{key}={self.num_steps}" for key in ("steps", "epochs")]
-        self.words += [f"logger.{key}=null" for key in cfg.logger or {}]
-        self.words += ["callbacks.throughput=null"] * ("throughput" in (cfg.callbacks or {}))
-        self.words += ["data.num_workers=0"] * (OmegaConf.select(cfg, "data.num_workers") == "auto")
+            added += [f"++{key}={number}"] * (key not in values)
+        added += [f"logger.{key}=null" for key in cfg.logger or {}]
+        added += ["callbacks.throughput=null"] * ("throughput" in (cfg.callbacks or {}))
+        added += ["data.num_workers=0"] * (OmegaConf.select(cfg, "data.num_workers") == "auto")
+        self.overrides += added
         self.folder = folder
-        self.accelerator = "trainer.accelerator=" + typed.get("trainer.accelerator", "cpu")
+        self.accelerator = "trainer.accelerator=" + values.get("trainer.accelerator", "cpu")
 
-    def start(self, strategy: str, *words: str, name: str = "") -> Ended:
-        """Train from the start, with further words, into a folder of this name."""
+    def start(self, strategy: str, *overrides: str, name: str = "") -> EndedRun:
+        """Train from the start, with more overrides, into a folder of this name."""
         folder = self.folder / (name or re.sub(r"\W+", "_", strategy))
-        words = (*self.words, *SHORT, f"trainer.precision={self.precision}", *words)
-        return self._run(strategy, folder, *words, f'output_dir="{folder}"')
+        overrides = (*self.overrides, *SHORT, f"trainer.precision={self.precision}", *overrides)
+        return self._run(strategy, folder, *overrides, f'output_dir="{folder}"')
 
-    def resume(self, ended: Ended, strategy: str) -> Ended:
-        """Go on with a copy of a run from its newest checkpoint."""
+    def resume(self, ended: EndedRun, strategy: str) -> EndedRun:
+        """Resume a copy of a run from its newest checkpoint."""
         folder = self.folder / re.sub(r"\W+", "_", f"resume {strategy}")
         shutil.copytree(ended.folder, folder, symlinks=True)
         return self._run(strategy, folder, f'resume="{ended._replace(folder=folder).run_dir}"')
 
-    def _run(self, strategy: str, folder: Path, *words: str) -> Ended:
+    def _run(self, strategy: str, folder: Path, *overrides: str) -> EndedRun:
         how = "resume, " * folder.name.startswith("resume")
         print(f"running: {how}{strategy}", file=sys.stderr, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +150,7 @@ class Runs:
         port = str(find_free_network_port())
         of_strategy, num_nodes = words_of(strategy)
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
-        program += [*words, self.accelerator, *of_strategy]
+        program += [*overrides, self.accelerator, *of_strategy]
         program += self.settings if strategy != ALONE else []
         paths = [folder / f"node_{node}" for node in range(num_nodes)]
         processes = []
@@ -148,15 +166,15 @@ class Runs:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
         texts = [path.with_suffix(".err").read_text(errors="replace") for path in paths]
-        ended = [Ended(*end, folder) for end in zip(statuses, texts, strict=True)]
-        # Where a node has refused, the others end as their connections do: its sentence counts.
-        return min(ended, key=lambda one: (one.status == 0, one.has_crashed))
+        nodes = [EndedRun(*end, folder) for end in zip(statuses, texts, strict=True)]
+        # If a node ends with an error message, connections of the others break: return its message.
+        return min(nodes, key=lambda node: (node.status == 0, node.has_crashed))
 
 
 def start_program(arguments: list[str], env: dict[str, str], path: Path) -> Any:
-    """Start Python in a process group of its own; tests put something faster here.
+    """Start Python in its own process group. Tests replace this function by a faster one.
 
-    Its output goes to `path` with ``.out`` and ``.err``.
+    Its output goes to `path` with the suffixes ``.out`` and ``.err``.
     """
     with path.with_suffix(".out").open("wb") as out, path.with_suffix(".err").open("wb") as err:
         settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}

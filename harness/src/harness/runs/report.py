@@ -1,6 +1,6 @@
-"""Write runs as one HTML page that needs nothing else: for each objective a table and figures.
+"""Write runs as one HTML page without other files: a table and figures for each objective.
 
-In: runs as a frame. Out: a page with plotly's figures. What a run says is escaped, in figures too.
+In: ``Runs``. Out: a page with plotly's figures. Texts from runs are escaped, in figures too.
 """
 
 import os
@@ -20,35 +20,41 @@ from harness.runs.table import differing, overview, titles
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-OURS = '<meta name="generator" content="harness report of runs">'
-# The policy forbids the browser every request; plotly's script needs the two exceptions.
-HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{OURS}
+GENERATOR = '<meta name="generator" content="harness report of runs">'
+# The policy forbids all requests by the browser. plotly's script needs the two "unsafe" entries.
+HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none';
  script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
 <style>body > div {{ display: inline-block }}</style>
 """
-MOST_POINTS = 500  # of a curve
+MAX_POINTS = 500  # of a curve
 
 
 def write_report(runs: Runs, path: Path) -> None:
-    """Write the page; an older report of that name is replaced, another file is refused."""
+    """Write the page. It replaces an older report at this path, but no other file.
+
+    Raises:
+        UserError: the path has another file, or plotly is not installed.
+    """
     try:
         import plotly  # noqa: F401
     except ImportError as error:
-        raise UserError("The report needs plotly: pip install -e .[report]") from error
-    if path.exists() and OURS.encode() not in path.read_bytes()[:1000]:
-        raise UserError(f"{path} is no report of runs. Remove it, or choose another -o FILE.")
+        raise UserError("The report needs plotly: pip install -e '.[report]'") from error
+    if path.exists() and GENERATOR.encode() not in path.read_bytes()[:1000]:
+        raise UserError(
+            f"{path} exists and is no report of runs. Remove it, or choose another -o FILE."
+        )
     write_durably(path, "".join(parts_of(runs)).encode())
 
 
 def parts_of(runs: Runs) -> Iterator[str]:
-    """Write the page in pieces: runs that seek the same objective stand together, best first."""
+    """Yield the page in pieces: runs with the same objective together, the best first."""
     from plotly.io import to_html
 
     root = Path(os.path.commonpath([Path(run).resolve().parent for run in runs.frame["run"]]))
     title = escape(f"{len(runs.frame)} runs of {shown(root)}")
     yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
-    script = True  # plotly's, once
+    script = True  # include plotly's script only once
     for (objective, mode), frame in runs.frame.group_by("objective", "mode", maintain_order=True):
         group = Runs(frame.sort("best", descending=mode == "max", nulls_last=True), runs.settings)
         names = [os.path.relpath(Path(run).resolve(), root) for run in group.frame["run"]]
@@ -67,12 +73,12 @@ def parts_of(runs: Runs) -> Iterator[str]:
 
 
 def text_of(value: object) -> str:
-    """Write a value as a person reads it."""
+    """Return a value as text for a person."""
     return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _table_of(run: Path) -> pl.DataFrame:
-    """Read a run's table; that of a damaged run is empty."""
+    """Return a run's table of metrics; a damaged one counts as empty."""
     try:
         return read_table(run / METRICS)
     except UserError:
@@ -80,7 +86,7 @@ def _table_of(run: Path) -> pl.DataFrame:
 
 
 def curves_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
-    """Draw each metric that was logged more than once, the objective first."""
+    """Yield a figure for each metric that was logged more than once, the objective first."""
     from plotly.graph_objects import Figure
 
     tables = [_table_of(Path(run)) for run in runs.frame["run"]]
@@ -90,14 +96,14 @@ def curves_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
         for table, name in zip(tables, names, strict=True):
             if metric in table.columns:
                 points = table.select("step", metric).drop_nulls()
-                points = points.gather_every(len(points) // MOST_POINTS + 1)
+                points = points.gather_every(len(points) // MAX_POINTS + 1)
                 figure.add_scatter(x=points["step"], y=points[metric], name=name)
         if len({step for curve in figure.data for step in curve.x}) > 1:
             yield figure
 
 
 def scatter_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
-    """Draw each run's best value against each setting that differs."""
+    """Yield a figure for each setting that differs: the best value of each run against it."""
     from plotly.graph_objects import Figure
 
     for name in differing(runs):
