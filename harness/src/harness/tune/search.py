@@ -21,7 +21,7 @@ from harness.names import flat, leaf
 from harness.run.mistakes import OUT_OF_MEMORY
 from harness.strategies.launchable import num_processes
 from harness.tune.trials import Steps, alone, find_rate, measure_loader, measure_steps
-from harness.watch.throughput import INPUT_BOUND
+from harness.watch.verdict import INPUT_BOUND
 
 GAIN = 1.05  # of the speed, below which a larger batch is not faster
 NUM_STEPS = 10  # of an epoch, that a larger batch must leave

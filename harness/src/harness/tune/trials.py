@@ -155,8 +155,8 @@ def fit(
         sharing = next(one for one in kept if isinstance(one, GlobalBatches))
         make = sharing.make_loaders
 
-        def make_loaders(trainer: pl.Trainer, owner: Any, method: str, request: Any) -> Any:
-            loaders = make(trainer, owner, method, request)
+        def make_loaders(trainer: pl.Trainer, source: Any, method: str, request: Any) -> Any:
+            loaders = make(trainer, source, method, request)
             sharing.sharing = []  # what comes from ``Endless`` has no place in an epoch
             return train_on(loaders) if method == "train_dataloader" else loaders
 
