@@ -29,10 +29,16 @@ from harness.errors import UserError
 from harness.exact.global_batches import GlobalBatches
 from harness.init.freezing import Freezing
 from harness.knobs.speed import Speed
+from harness.run.attachments import Attachments
 from harness.run.build import build, user_errors
 from harness.upstream import callbacks_of
 
-KEPT = (GlobalBatches, Speed, Freezing)  # callbacks without which a step would be another one
+KEPT = (
+    Attachments,
+    GlobalBatches,
+    Speed,
+    Freezing,
+)  # callbacks without which a step would be another one
 SECONDS, WARM_UP = 2.0, 3  # of a trial, and the optimizer steps before it
 CACHED = 4  # batches in memory, of which steps are measured
 SKIPPED = 10  # of a search, whose loss is a running average
@@ -160,7 +166,7 @@ def fit(
             sharing.sharing = []  # what comes from ``Endless`` has no place in an epoch
             return train_on(loaders) if method == "train_dataloader" else loaders
 
-        sharing.make_loaders = make_loaders  # type: ignore[method-assign]
+        sharing.make_loaders = make_loaders  # type: ignore[method-assign,assignment]
         with user_errors(cfg), suppress(EnoughError):
             (start or (lambda *built: trainer.fit(*built[1:])))(trainer, model, data)
 
