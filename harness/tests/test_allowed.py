@@ -164,7 +164,7 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     for text, said in {
         "allowed: timm": "is no list of names",
         "allowed: ['*']": "is no list of names",
-        "just text": "must hold keys",
+        "just text": "has no keys",
         "allowed: [project": "is no YAML",
         "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",
         "may_change: objective": "may_change: objective must be a list",

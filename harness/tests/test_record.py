@@ -67,7 +67,7 @@ def test_changes_of_the_code_are_shown(project: Path, tmp_path: Path) -> None:
     (project / "data.csv").write_text("no source")
     assert record.changes(tmp_path) is None
     (project / "net.py").write_text("WIDTH = 2\n")
-    assert "what is not committed (then nothing) changed." in str(record.changes(tmp_path))
+    assert "uncommitted changes (then none)." in str(record.changes(tmp_path))
     subprocess.run([*GIT, "commit", "-qam", "second"], cwd=project, check=True)
     assert f"commit {first['commit']} -> " in str(record.changes(tmp_path))
 

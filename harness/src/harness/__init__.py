@@ -1,33 +1,33 @@
-"""Names that a project uses; everything else is internal to the harness.
+"""The public names of the library; everything else is internal.
 
 Commands and notebooks:
 
-- ``main``: the whole of ``train.py``, ``evaluate.py`` and ``predict.py``.
+- ``main``: the entry point of ``train.py``, ``evaluate.py`` and ``predict.py``.
 - ``train``, ``evaluate``, ``predict``: the same from Python; each returns a ``Run``.
-- ``compose``: the config that words such as ``"model=mlp"`` make.
+- ``compose``: the config for overrides such as ``"model=mlp"``.
 - ``load_run``: a run's config, results, metrics and model, from its folder.
 
 Data:
 
-- ``DataModule``: loaders whose batches mean the same under every strategy.
-- ``BatchedDataset``: a data set that reads whole batches; ``Batch``: the indices of one.
+- ``DataModule``: builds loaders whose global batches are the same under every strategy.
+- ``BatchedDataset``: a data set that reads whole batches; ``Batch``: the indices of one batch.
 - ``SplitDataModule``: a ``DataModule`` that draws its splits from one set of samples.
-- ``uniform``: random numbers that depend on (seed, epoch, sample) alone.
-- ``cached``: a file or folder that one process makes once, whole or not at all.
+- ``uniform``: random numbers that depend only on (seed, epoch, sample).
+- ``cached``: a file or folder that one process creates once, complete or not at all.
 
 Modules and callbacks:
 
-- ``build_optimizers``: the body of ``configure_optimizers``, from an optimizer and a scheduler
-  that a YAML file gives.
-- ``num_ranks``, ``num_devices``: how many processes and devices a run has, where
-  ``trainer.world_size`` is 1: in ``setup``, ``*_dataloader`` and ``configure_optimizers``.
-- ``parameter_groups``: learning rates of parts and by depth, for any ``configure_optimizers``.
+- ``build_optimizers``: the body of ``configure_optimizers``, for an optimizer and a scheduler
+  from a YAML file.
+- ``num_ranks``, ``num_devices``: the number of ranks and devices of a run. Use them in ``setup``,
+  ``*_dataloader`` and ``configure_optimizers``, where ``trainer.world_size`` is 1.
+- ``parameter_groups``: learning rates per submodule and by depth, for ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
-- ``mean_over``: says that a loss is a mean over tokens, nodes or weights, not over samples;
-  ``sum_over``: divides a sum by a number, such as objects, both of the whole batch.
-- ``is_logged``: whether Lightning writes what is logged at this step.
-- ``Picture``: what a test looked like, in TensorBoard; its mistakes do not stop a run.
-- ``UserError``: a mistake that is shown in a line, without a traceback.
+- ``mean_over``: marks a loss that averages over tokens, nodes or weights instead of samples;
+  ``sum_over``: the sum divided by a count, such as objects, both over the global batch.
+- ``is_logged``: whether Lightning writes the values that are logged at this step.
+- ``Picture``: an image of test results in TensorBoard; its errors do not stop a run.
+- ``UserError``: an error in a command or config, which is printed without a traceback.
 
 Names are imported on first use: ``from harness import main`` does not import torch.
 """
@@ -78,7 +78,7 @@ _MODULES = {
 }
 
 follow_parent()  # first, because the imports below take seconds in which a parent may end
-lightning_name.install()  # early: whoever imports lightning.pytorch gets pytorch_lightning
+lightning_name.install()  # early, so that ``import lightning.pytorch`` gives pytorch_lightning
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,13 @@
-"""Decide what a YAML file may name: the classes and functions that are built from a config.
+"""Decide which classes and functions a YAML file may name as ``_target_``. Imports no torch.
 
-A ``_target_`` is imported and called, and a YAML file may be somebody else's. Before any import,
-the first word of a name must be of the owner, the harness, or a package that either requires. When
-it is built, the object must be of a kind that an experiment consists of. Only conf/rules.yaml and
-``YAML_ALLOWED`` add names. This is no sandbox for the arguments. Imports no torch.
+Each ``_target_`` is imported and called, but a YAML file may come from a stranger. So the name is
+checked twice:
+
+- Before the import, its top-level package must be the user's, this library, or a requirement of
+  either of them.
+- Before the call, the object must be of a kind that an experiment consists of, such as a module.
+
+``conf/rules.yaml`` and ``YAML_ALLOWED`` allow more names. The arguments are not checked.
 """
 
 import inspect
@@ -29,11 +33,11 @@ from harness.errors import UserError
 from harness.names import did_you_mean, shown
 
 RULES = "rules.yaml"
-EXTRAS = {"timm": "timm", "tokenizers": "text"}  # that install a package which YAML files name
-VARIABLE = "YAML_ALLOWED"  # more names, with commas, for one process and its children
-# First words that need no look-up in the metadata of packages, which takes half a second.
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # extras that install these packages
+VARIABLE = "YAML_ALLOWED"  # more names, separated by commas, for a process and its children
+# These packages need no look-up in the metadata of all packages, which takes 0.5 seconds.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
-KINDS = (  # base classes of what an experiment consists of; Module also of torchmetrics.Metric
+KINDS = (  # base classes of allowed objects; Module is also the base of torchmetrics.Metric
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.utils.data.Dataset", "torch.utils.data.Sampler", "pytorch_lightning.Trainer"),
     *("pytorch_lightning.LightningDataModule", "pytorch_lightning.Callback"),
@@ -41,41 +45,50 @@ KINDS = (  # base classes of what an experiment consists of; Module also of torc
     *("pytorch_lightning.strategies.Strategy", "optuna.samplers.BaseSampler"),
 )
 FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose functions may be called
-EXACT = ("timm.create_model", "datetime.timedelta")  # timedelta: of Timer, and of time-outs
-PIPES = "torch.utils.data.datapipes."  # data sets of torch that unpickle files, call and write
+EXACT = ("timm.create_model", "datetime.timedelta")  # Timer and time-outs take a timedelta
+PIPES = "torch.utils.data.datapipes."  # these data sets unpickle and write files, and call code
 
-logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # repeats what our messages say
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it would repeat our messages
 _rules = Path("conf", RULES)
 _own: tuple[str, ...] = ()
 
 
 def follow(conf: str | Path) -> None:
-    """Read the owner's rules from a folder of config files; a UserError if they are no names."""
+    """Load the allowed names of the user's ``rules.yaml`` in a folder of configs.
+
+    Raises:
+        UserError: if they are no list of names.
+    """
     global _rules, _own
-    _rules, own = Path(conf, RULES), owners_rules(conf).get("allowed") or []
-    if not isinstance(own, list) or not all(re.fullmatch(r"\w+(\.\w+)*", str(one)) for one in own):
+    _rules, names = Path(conf, RULES), owners_rules(conf).get("allowed") or []
+    pattern = re.compile(r"\w+(\.\w+)*")
+    if not isinstance(names, list) or not all(pattern.fullmatch(str(name)) for name in names):
         raise UserError(
-            f"{shown(_rules)}: allowed: {own!r} is no list of names.\n"
-            "Write packages, or whole names, such as allowed: [my_package]"
+            f"{shown(_rules)}: allowed: {names!r} is no list of names.\n"
+            "Write packages or full names, such as allowed: [my_package]"
         )
-    _own = (*map(str, own), *filter(None, os.environ.get(VARIABLE, "").split(",")))
+    _own = (*map(str, names), *filter(None, os.environ.get(VARIABLE, "").split(",")))
     _required_modules.cache_clear()
 
 
 def owners_rules(conf: str | Path) -> dict[str, Any]:
-    """Read the ``rules.yaml`` of a folder; empty without one, a UserError if it has no keys."""
+    """Return the ``rules.yaml`` of a folder, or ``{}`` if there is none.
+
+    Raises:
+        UserError: if it is no YAML, or no mapping.
+    """
     path = Path(conf, RULES)
     try:
         rules = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except yaml.YAMLError as error:
         raise UserError(f"{shown(path)} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(rules, dict | None):
-        raise UserError(f"{shown(path)} must hold keys, such as allowed: [my_package].")
+        raise UserError(f"{shown(path)} has no keys. Write keys, such as allowed: [my_package].")
     return rules or {}
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``node`` and every node below it that has a ``_target_``, with its key."""
+    """Yield (key, node) for ``node`` and each node below it that has a ``_target_``."""
     if isinstance(node, (list, ListConfig)):
         for i, child in enumerate(node):
             yield from targets(child, f"{key}[{i}]")
@@ -87,33 +100,34 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def packages_named(cfg: Any) -> set[str]:
-    """Return the first words of all names in a config."""
+    """Return the top-level packages of all targets in a config."""
     return {str(node["_target_"]).partition(".")[0] for _, node in targets(cfg)}
 
 
 def check(cfg: Any) -> None:
-    """Refuse a config whose names begin with words that are not allowed; import nothing."""
+    """Raise a ``UserError`` if a target's package is not allowed, without importing anything."""
     refused: dict[str, str] = {}
     for key, node in targets(cfg):
         name = str(node["_target_"])
-        word = name.partition(".")[0]
-        if word == name:
+        package = name.partition(".")[0]
+        if package == name:
             raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
-        if word in USUAL or name in EXACT or is_owners(name) or word in _required_modules():
+        if package in USUAL or name in EXACT or is_owners(name) or package in _required_modules():
             continue
-        if word in sys.modules or find_spec(word) is not None:  # else the import reports it
-            is_standard = word in sys.stdlib_module_names  # too much to allow as a whole
-            refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else word
+        if package in sys.modules or find_spec(package) is not None:  # else the import reports it
+            is_standard = package in sys.stdlib_module_names  # has too much to allow all of it
+            refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else package
     if refused:
         raise UserError(_refusal(refused))
 
 
 def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Import what a config names; yield the key, the node and the object of each ``_target_``.
+    """Import the targets of a config; yield the key, the node and the object of each.
 
     Raises:
-        UserError: with the nearest real name, or the line that allows what is refused.
-        InstantiationException: if a module exists and raises as it is imported.
+        UserError: if a target does not exist (with a similar name), or is not allowed (with the
+            line that would allow it).
+        InstantiationException: if a module exists, but its import raises.
     """
     check(cfg)
     for key, node in targets(cfg):
@@ -126,7 +140,7 @@ def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
             parent, _, last = (absent or name).rpartition(".")
             is_absent = absent and f"{name}.".startswith(f"{absent}.")
             if not is_absent and "is an attribute of" not in str(error):
-                # The module exists and raises: not a typo in the config.
+                # The module exists, and its import raises: this is no typo in the config.
                 raise InstantiationException(f"{name}\nfull_key: {key}") from cause
             siblings = vars(sys.modules[parent]) if parent in sys.modules else ()
             hint = did_you_mean(last, siblings, f"{parent}.")
@@ -138,64 +152,65 @@ def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def instantiate(node: Any, **given: Any) -> Any:
-    """Build a node as ``hydra.utils.instantiate`` does, if all that it names may be built."""
-    for _ in imported(node):
+    """Return ``hydra.utils.instantiate(node, **given)``, if all targets in the node are allowed."""
+    for _ in imported(node):  # raises if one is not allowed
         pass
     return hydra.utils.instantiate(node, **given)
 
 
 def _check_object(key: str, name: str, target: Any) -> None:
-    """Refuse the imported object of a name unless it may be called."""
+    """Raise a ``UserError`` if the object that a target names may not be called."""
     module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    real = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
-    if name in (*EXACT, *_own) or real in _own or _may_be_built(target, str(module)):
+    real_name = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
+    if name in (*EXACT, *_own) or real_name in _own or _may_be_built(target, str(module)):
         return
-    what = f"{key}._target_: {name}".lstrip(".")
-    raise UserError(_refusal({what if real == name else f"{what} is {real}, and": real}))
+    line = f"{key}._target_: {name}".lstrip(".")
+    if real_name != name:
+        line = f"{line} is {real_name}, and"
+    raise UserError(_refusal({line: real_name}))
 
 
 def _may_be_built(target: Any, module: str) -> bool:
-    loaded = sys.modules  # a module that is not imported has no subclasses
+    """Return whether an object, defined in ``module``, may be called from a config."""
+    loaded = sys.modules  # classes of modules that are not loaded have no subclasses
     if inspect.isclass(target):
-        homes = [kind.rpartition(".") for kind in KINDS]
-        bases = tuple(getattr(loaded[home], name) for home, _, name in homes if home in loaded)
+        kinds = [kind.rpartition(".") for kind in KINDS]
+        bases = tuple(getattr(loaded[home], name) for home, _, name in kinds if home in loaded)
         return is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
-        # The module of a function in C is not where torch shows it, or there is none.
-        functions = [
-            one for home in FUNCTIONS if home in loaded for one in vars(loaded[home]).values()
-        ]
-        if any(one is target for one in functions):
+        # The ``__module__`` of a C function is another one, or None: compare the objects.
+        public = [vars(loaded[home]).values() for home in FUNCTIONS if home in loaded]
+        if any(function is target for functions in public for function in functions):
             return True
-    # Methods are refused: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
+    # No methods: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
     return not is_method and (is_owners(module) or module.startswith(f"{__package__}.knobs."))
 
 
 def is_owners(name: str) -> bool:
-    """Return whether a package, or what is in it, counts as the owner's."""
-    return any(f"{name}.".startswith(f"{one}.") for one in _own)
+    """Return whether the user's rules allow a name, or a package that contains it."""
+    return any(f"{name}.".startswith(f"{allowed}.") for allowed in _own)
 
 
 @cache
 def _required_modules() -> set[str]:
-    """Return top-level modules of what the owner's packages and the harness require.
+    """Return the top-level modules that this library and the user's packages require.
 
-    The owner's packages are those of the allowed names, and those installed from folders.
+    The user's packages are those of the allowed names, and those installed from folders.
     """
     modules = metadata.packages_distributions()
-    words = {name.partition(".")[0] for name in (__package__, *_own)}
-    owners = {one for word in words for one in modules.get(word, ())}
-    for one in metadata.distributions():
-        if '"dir_info"' in (one.read_text("direct_url.json") or ""):
-            owners.add(one.name)
-    lines = [line for owner in owners for line in metadata.requires(owner) or ()]
+    packages = {name.partition(".")[0] for name in (__package__, *_own)}
+    roots = {root for package in packages for root in modules.get(package, ())}
+    for distribution in metadata.distributions():
+        if '"dir_info"' in (distribution.read_text("direct_url.json") or ""):
+            roots.add(distribution.name)
+    lines = [line for root in roots for line in metadata.requires(root) or ()]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     return {name for name in modules if required & {*map(canonicalize_name, modules[name])}}
 
 
 def _refusal(refused: dict[str, str]) -> str:
-    """Say how to allow names, given by their places in the config."""
+    """Return the message for refused names: the lines of the config, with the names to allow."""
     are, them = ("is", "it") if len(refused) == 1 else ("are", "them")
     names = ", ".join([*_own, *dict.fromkeys(refused.values())])
     return (

@@ -1,4 +1,4 @@
-"""The exceptions that end a command without a traceback, and texts that are safe to print."""
+"""Exceptions that end a command without a traceback, and safe printing of untrusted texts."""
 
 import io
 import os
@@ -7,15 +7,15 @@ from typing import Any, TextIO
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with what a terminal would obey, also line breaks, escaped; but for `keep`."""
+    """Return a text with all control characters and line breaks escaped, except those in `keep`."""
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 class Unbroken(io.FileIO):
-    """A pipe whose reader may end before the writer does: what is written later is dropped."""
+    """A pipe that drops all data after its reader has ended, and raises no BrokenPipeError."""
 
     def write(self, data: Any) -> int:
-        """Write, or drop what nobody reads."""
+        """Write the data, or drop it if the reader has ended."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -24,41 +24,42 @@ class Unbroken(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Go on when the reader of stdout or stderr ends, as that of ``train.py | head`` does."""
+    """Let this process continue after the reader of stdout or stderr ends: ``train.py | head``."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__") and stream is not None and not stream.isatty():
             stream.flush()
             raw = io.BufferedWriter(Unbroken(stream.fileno(), "w", closefd=False))
-            is_eager = name == "stderr"
-            how = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": is_eager}
-            setattr(sys, name, io.TextIOWrapper(raw, **how))
+            wrapper = io.TextIOWrapper(
+                raw, stream.encoding, stream.errors, line_buffering=name == "stderr"
+            )
+            setattr(sys, name, wrapper)
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:
-    """Print lines that may quote a stranger's file: names, notes, settings, keys."""
+    """Print a text that may quote a stranger's file; control characters are escaped."""
     print(printable(text, keep="\n"), file=file, flush=True)
 
 
 class UserError(Exception):
-    """A mistake in a command, a YAML file or an environment, which the user can correct.
+    """A mistake in a command, a YAML file or the environment that the user can correct.
 
     The entry points print its message and exit with status 1. The message says what was set, what
     it clashes with, and what to type instead.
     """
 
     def __str__(self) -> str:
-        """Return the message, without the traceback that a data worker's error begins with."""
-        said = super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
-        return printable(said, keep="\n")  # it may quote a stranger's file
+        """Return the message, without the traceback that a data worker puts before it."""
+        message = super().__str__().rpartition("harness.errors.UserError: ")[2].rstrip()
+        return printable(message, keep="\n")  # it may quote a stranger's file
 
 
 class TrainingError(Exception):
-    """A state of a training that must not go on, and that no command could have shown before.
+    """An error in a training that no check before the training could find.
 
-    The process that finds it logs the message; the entry points exit with status 1.
+    The process that finds it logs the message. The entry points exit with status 1.
     """
 
 
 class AgreedExit(SystemExit):
-    """Raised in every process of a run at the same step, so that none waits for another."""
+    """Raised on all ranks at the same step, so that no rank waits for another."""

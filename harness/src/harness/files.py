@@ -1,8 +1,9 @@
-"""Write files so that a name always has whole contents, also when the process or the power fails.
+"""Write files that are never left half-written, even if the process is killed or the power fails.
 
-``replacing`` and ``write_durably`` are for any file. ``write_yaml`` adds a checksum, so that a
-damaged or edited file of a run is refused and does not become a setting. A run's folder may be a
-stranger's: ``read_bytes`` and ``refuse_links`` follow nothing that leads out of it.
+- ``replacing`` and ``write_durably`` write any file.
+- ``write_yaml`` adds a checksum. If a run's file was damaged or edited, ``read_yaml`` raises.
+- ``read_bytes`` and ``refuse_links`` guard against the folder of a stranger's run: they follow no
+  link that leads out of it.
 """
 
 import errno
@@ -19,47 +20,51 @@ from typing import Any, BinaryIO
 from harness.errors import UserError
 
 LIBRARY = Path(__file__).resolve().parent  # the folder of this package
-REPRODUCED = "reproduced"  # the folder, in a run's own, of what ``runs.py reproduce`` makes
-MAX_YAML, MAX_JSON = 2**18, 2**23  # bytes of a file of a run
-PART = ".part"  # ends the name of a file that is being written
+REPRODUCED = "reproduced"  # ``runs.py reproduce`` works in this subfolder of a run's folder
+MAX_YAML, MAX_JSON = 2**18, 2**23  # the largest files that are read, in bytes
+PART = ".part"  # suffix of a file that is being written
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
 FROZEN = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
 
 
 @contextmanager
 def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
-    """Open a new file that durably takes the name ``path`` if the whole block succeeds.
+    """Open a temporary file, which replaces ``path`` when the block ends without an exception.
 
-    The file is synced before it is renamed and its folder afterwards. If the block raises, nothing
-    is left. Without ``is_forced`` an existing ``path`` raises a FileExistsError.
+    The file is synced before it is renamed, and its folder afterwards. If the block raises, the
+    temporary file is removed.
+
+    Args:
+        path: the name of the complete file.
+        is_forced: whether to replace an existing file; otherwise, raise a FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
     try:
-        with part.open("xb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if not is_forced and os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        os.replace(part, path)
-    except BaseException as error:  # also the exception that a signal's handler raises
+        os.replace(partial, path)
+    except BaseException as error:  # including one that a signal handler raises
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # errors of a write and a sync have no name
+            error.filename = str(path)  # the errors of write and fsync have no file name
         raise
     sync(path.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Give a file new contents; it has the old ones until the new ones are on the disk."""
+    """Replace the contents of a file; the old ones stay until the new ones are on the disk."""
     with replacing(path) as file:
         file.write(data)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file's contents, or a folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,34 +73,35 @@ def sync(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the unfinished files of processes that were killed."""
-    for part in folder.glob(f".*{PART}"):
-        part.unlink(missing_ok=True)
+    """Remove temporary files that killed processes left in a folder."""
+    for partial in folder.glob(f".*{PART}"):
+        partial.unlink(missing_ok=True)
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most so many bytes: no link, no device, and no pipe that waits.
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return the contents of a regular file of at most ``max_bytes`` bytes.
 
     Raises:
-        OSError, ValueError: if it is another kind of file, or larger.
+        OSError, ValueError: if the path is a link, a device or a pipe, or the file is larger.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path.name} is no regular file")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"{path.name} has more than {most:,} bytes")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path.name} has more than {max_bytes:,} bytes")
     return data
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Refuse a run's folder with a link that leads out of it, or with a pipe or a device.
+    """Refuse a run's folder that has a link to a place outside, a pipe or a device.
 
-    A command writes, truncates and removes files of these names, and would do so elsewhere. Links
-    inside the folder are fine: ``best.ckpt`` is one. Clones of ``runs.py reproduce`` are not read.
+    A command writes, truncates and removes files in the folder, and would follow such a link. Links
+    within the folder are allowed: ``best.ckpt`` is one. Clones of ``runs.py reproduce`` are not
+    searched.
 
     Raises:
-        UserError: with the name.
+        UserError: with the name of the file.
     """
     for folder, folders, files in os.walk(run_dir):
         for path in (os.path.join(folder, name) for name in (*folders, *files)):
@@ -104,14 +110,14 @@ def refuse_links(run_dir: Path) -> None:
                 continue
             if kind not in (stat.S_IFDIR, stat.S_IFREG):
                 raise UserError(
-                    f"{path} leads out of its run's folder, or is no regular file.\n"
-                    "Put the file or the folder itself in its place, or use another run."
+                    f"{path} is a link out of its run's folder, or no regular file.\n"
+                    "Replace the link by the file or the folder itself, or use another run."
                 )
         folders[:] = [name for name in folders if name != REPRODUCED]
 
 
 def is_inside(path: str | Path, folder: str | Path) -> bool:
-    """Return whether a path, with its links followed, is in a folder, or the folder itself."""
+    """Return whether a path, after resolving links, is in a folder or is the folder itself."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -121,33 +127,33 @@ def write_yaml(path: Path, text: str) -> None:
     write_durably(path, FROZEN.format(zlib.crc32(data)).encode() + data)
 
 
-def read_yaml(path: Path, most: int = MAX_YAML) -> str:
-    """Read what ``write_yaml`` has written.
+def read_yaml(path: Path, max_bytes: int = MAX_YAML) -> str:
+    """Return the text of a file that ``write_yaml`` wrote.
 
     Raises:
-        UserError: if it was changed since.
-        OSError, ValueError: if it cannot be read, or is no text.
+        UserError: if the file was changed afterwards.
+        OSError, ValueError: if the file cannot be read, or is no text.
     """
-    data = read_bytes(path, most)
-    first, _, below = data.partition(b"\n")
-    if first + b"\n" != FROZEN.format(zlib.crc32(below)).encode():
+    data = read_bytes(path, max_bytes)
+    first_line, _, text = data.partition(b"\n")
+    if first_line + b"\n" != FROZEN.format(zlib.crc32(text)).encode():
         raise UserError(
-            f"{path} is not what was frozen with the run: it was damaged, or edited.\n"
-            "Bring it back from a copy. Another setting belongs in the command; what may not "
-            "change there,\nsuch as a learning rate, belongs to another run: use resume=null."
+            f"{path} was damaged or edited: its checksum is wrong.\n"
+            "Restore it from a backup. To change a setting, use an override in the command; if a "
+            "setting\ncannot change in a resumed run, start a new one: resume=null."
         )
     return data.decode()
 
 
 def best_checkpoint(run_dir: Path) -> Path | None:
-    """Find the checkpoint that a run has tested, or the last one of a run that kept no best.
+    """Return the checkpoint that a run tested: the best one, or else the last one.
 
     Raises:
-        UserError: if the folder of its checkpoints has a link that leads out of it.
+        UserError: if the folder of its checkpoints has a link to a place outside.
     """
     refuse_links(run_dir / "checkpoints")
     names = ["best.ckpt", "last.ckpt"]
-    with suppress(OSError, ValueError):  # there are no results, or they are damaged
+    with suppress(OSError, ValueError):  # no results, or damaged ones
         if b"tested_last_weights" in read_bytes(run_dir / "results.json", MAX_JSON):
             names.reverse()
     paths = [run_dir / "checkpoints" / name for name in names]
@@ -155,7 +161,7 @@ def best_checkpoint(run_dir: Path) -> Path | None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Write plain values as JSON, which has null for what is no finite number."""
+    """Return a value as JSON; NaN and infinities become null."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Kinds of values and classes that several rooms tell apart."""
+"""Kinds of values and classes that several folders of the library distinguish."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ from torch import nn
 
 SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
 SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
-# Packages whose objects are not the user's; and those that only show or record a run.
+# Packages whose classes are not the user's, and packages that only display or log a run.
 MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
 RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
 
-# Layers that normalise over the batch; and all norm layers that may keep running statistics.
+# Layers that normalise over the batch, and all norm layers that may have running statistics.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 RUNNING_STATS_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
-# Types of devices that refuse tensors in double precision: Apple's GPU.
+# Types of devices without tensors in double precision: Apple's GPU.
 WITHOUT_FLOAT64 = {"mps"}
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the type in which sums on a device are taken: double precision where it has that."""
+    """Return the dtype of sums on a device: float64, or float32 if the device has no float64."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 

@@ -1,8 +1,10 @@
-"""Count this machine's cores and GPUs, and choose the emptiest GPUs. Starts neither CUDA nor torch.
+"""Count this machine's cores and GPUs, and choose the GPUs with the most free memory.
 
-In: how many are wanted, and what must be free. Out: ``CUDA_VISIBLE_DEVICES``, which further ranks
-inherit. Chosen GPUs are locked against other runs that choose: a lock is a bound name in Linux's
-abstract socket namespace, which all users share, and which the system frees when a process ends.
+In: the number of GPUs, and the memory that must be free on each. Out: ``CUDA_VISIBLE_DEVICES``,
+which all ranks on this machine inherit. A run locks the GPUs that it chooses against other runs
+with ``gpus=emptiest``. A lock is a name in Linux's abstract socket namespace: all users share it,
+and the system frees it when the process ends. This module starts no CUDA, and imports no torch
+unless NVML is missing.
 """
 
 import os
@@ -17,17 +19,17 @@ from harness.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVERS = (Path("/dev/kfd"), Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl"))  # AMD's, NVIDIA's
-GROUPS = Path("/sys/fs/cgroup")  # a container's own group is the root of all groups
-MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, without gpus=emptiest"
-PREFIX = "train_"  # of the locks' names
-locks: dict[str, socket.socket] = {}  # that this process holds, by the UUID of the GPU
+GROUPS = Path("/sys/fs/cgroup")  # within a container, this is the container's control group
+MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, and leave out gpus=emptiest"
+PREFIX = "train_"  # starts the names of locks
+locks: dict[str, socket.socket] = {}  # the locks of this process, by the UUID of the GPU
 
 
 def usable_cores() -> int:
-    """Return this process's cores: its affinity, or its container's quota rounded down."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    """Return the number of cores for this process: its affinity, at most its container's quota."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # missing on macOS
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    with suppress(OSError):  # not Linux, version 1 of control groups, or not for this user
+    with suppress(OSError):  # no Linux, control groups of version 1, or no permission
         quota, period = (GROUPS / "cpu.max").read_text().split()  # in microseconds
         if quota != "max":
             cores = min(cores, int(quota) // int(period))
@@ -36,18 +38,18 @@ def usable_cores() -> int:
 
 @dataclass(eq=False)
 class Gpu:
-    """A GPU."""
+    """An NVIDIA GPU, as NVML describes it."""
 
-    number: str  # as nvidia-smi counts
-    uuid: str = ""  # for CUDA_VISIBLE_DEVICES; empty where it does not answer
+    number: str  # the index that nvidia-smi shows
+    uuid: str = ""  # for CUDA_VISIBLE_DEVICES; empty if the GPU does not answer
     name: str = "unknown"
     total_bytes: int = 0
     free_bytes: int = 0
-    problem: str = ""  # why no run can start on it; empty if one can
+    problem: str = ""  # why no run can start on it, or empty
 
 
 def gpus() -> list[Gpu]:
-    """Return all GPUs, in the order of their PCI bus ids; none without a driver."""
+    """Return all NVIDIA GPUs, in the order of their PCI bus ids; none without a driver."""
     import pynvml
 
     try:
@@ -67,12 +69,12 @@ def _gpu(index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         gpu.uuid, gpu.name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        with suppress(nvml.NVMLError):  # most GPUs know no MIG
+        with suppress(nvml.NVMLError):  # most GPUs do not support MIG
             if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
                 gpu.problem = MIG
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         gpu.total_bytes, gpu.free_bytes = int(memory.total), int(memory.free)
-    except nvml.NVMLError as error:  # lost, not for this user, or without memory of its own
+    except nvml.NVMLError as error:  # lost, no permission, or no memory of its own
         gpu.problem = str(error)
     return gpu
 
@@ -83,61 +85,75 @@ def is_apple_silicon() -> bool:
 
 
 def num_gpus() -> int:
-    """Count the GPUs that this process may use: visible CUDA devices, or Apple's one."""
+    """Return the number of GPUs that this process may use: visible CUDA devices, or Apple's GPU."""
     if is_apple_silicon():
         return 1
     present = gpus()
-    # NVML is NVIDIA's, and a container may lack it.
+    # An AMD GPU, or a container without NVML.
     if not present and any(driver.exists() for driver in DRIVERS):
-        import torch  # seconds
+        import torch  # takes seconds
 
         return torch.cuda.device_count()
-    if os.environ.get(VISIBLE, "").startswith("MIG-"):  # CUDA shows one of them to a process
+    if os.environ.get(VISIBLE, "").startswith("MIG-"):  # a process can use one MIG device
         return min(len(present), 1)
     return len(visible(present))
 
 
 def visible(present: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA shows: up to the first name that is none, each named once."""
+    """Return the GPUs that CUDA shows for ``CUDA_VISIBLE_DEVICES``.
+
+    As in CUDA, the list ends at the first name of no GPU, and is empty if it names a GPU twice.
+    """
     if (names := os.environ.get(VISIBLE)) is None:
         return present
-    shown = list[Gpu]()
+    listed = list[Gpu]()
     for name in map(str.strip, names.split(",")):
-        # CUDA takes the beginning of a UUID as well, where it is that of one GPU alone.
-        begins = [gpu for gpu in present if name.startswith("GPU-") and gpu.uuid.startswith(name)]
-        named = [gpu for gpu in present if gpu.number == name] or begins
-        if len(named) != 1:
+        # CUDA accepts the beginning of a UUID if it is unique.
+        by_uuid = [gpu for gpu in present if name.startswith("GPU-") and gpu.uuid.startswith(name)]
+        matches = [gpu for gpu in present if gpu.number == name] or by_uuid
+        if len(matches) != 1:
             break
-        shown += named
-    return shown if len({*shown}) == len(shown) else []
+        listed += matches
+    return listed if len({*listed}) == len(listed) else []
 
 
 def candidates() -> list[Gpu]:
-    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to choose among; a UserError if none."""
+    """Return the GPUs that ``gpus=emptiest`` may choose: all, or ``CUDA_VISIBLE_DEVICES``.
+
+    Raises:
+        UserError: if there is no GPU, or the variable names one that does not exist.
+    """
     present, names = gpus(), os.environ.get(VISIBLE)
     if not present:
         raise UserError("gpus=emptiest finds no GPU (nvidia-smi). Leave out gpus=emptiest.")
-    shown = visible(present)
-    if names is not None and len(shown) != len(names.split(",")):
+    listed = visible(present)
+    if names is not None and len(listed) != len(names.split(",")):
         raise UserError(
             f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={names}, which must "
-            "be numbers or UUIDs of this machine, each once.\n"
+            "be numbers or UUIDs of this machine's GPUs, each once.\n"
             "Change or unset it, or leave out gpus=emptiest."
         )
-    return shown
+    return listed
 
 
 def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu]:
-    """Choose and lock GPUs, by default all that are free; let CUDA see these, the emptiest first.
+    """Choose and lock the GPUs with the most free memory, and set ``CUDA_VISIBLE_DEVICES``.
+
+    Args:
+        num_wanted: number of GPUs; ``None`` chooses all that are free.
+        min_free_gib: GiB of memory that must be free on each.
+
+    Returns:
+        The GPUs, starting with the one that has the most free memory.
 
     Raises:
-        UserError: if there are not enough; the message shows what each GPU lacks.
+        UserError: if there are too few; the message has the state of each GPU.
     """
     torch = sys.modules.get("torch")
-    assert torch is None or not torch.cuda.is_initialized(), "CUDA will see no other GPUs"
-    release()  # of an earlier choice in this process
+    assert torch is None or not torch.cuda.is_initialized(), "CUDA has read its variable already"
+    release()  # an earlier choice in this process
     chosen, table = list[Gpu](), ""
-    # Python's sort is stable: equally empty GPUs keep their order.
+    # Python's sort is stable: GPUs with equal free memory keep their order.
     for gpu in sorted(candidates(), key=lambda gpu: -gpu.free_bytes):
         state = gpu.problem or "free"
         if not gpu.problem and gpu.free_bytes < min_free_gib * 2**30:
@@ -151,27 +167,30 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
     if len(chosen) < (num_wanted or 1):
         release()
         raise UserError(
-            f"gpus=emptiest looked for {num_wanted or 1} and found {len(chosen)}:\n{table}Use "
+            f"gpus=emptiest needs {num_wanted or 1} GPUs and found {len(chosen)}:\n{table}Use "
             "fewer trainer.devices or a smaller gpus.min_free_gib, or wait for other runs to end."
         )
-    # Unlike numbers, UUIDs mean the same to NVML and CUDA in any order of devices.
+    # NVML and CUDA may number the GPUs differently, so use UUIDs.
     os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen)
     return chosen
 
 
 def lock(name: str) -> bool:
-    """Lock a GPU for as long as this process runs; ``False`` if another process has it."""
-    held = socket.socket(socket.AF_UNIX)
+    """Lock a GPU while this process runs; return ``False`` if another process has locked it."""
+    bound = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
-        held.bind(f"\0{PREFIX}{name}")
-        locks[name] = held
+        bound.bind(f"\0{PREFIX}{name}")
+        locks[name] = bound
         return True
-    held.close()
+    bound.close()
     return False
 
 
 def release() -> None:
-    """Give all GPUs back; in a forked data worker, which may live longer than its process, too."""
+    """Release all locks of this process.
+
+    A forked data worker calls this as well, because it may outlive its parent process.
+    """
     while locks:
         locks.popitem()[1].close()
 
@@ -180,5 +199,5 @@ os.register_at_fork(after_in_child=release)
 
 
 def gib(num_bytes: float) -> str:
-    """Write bytes in the unit that nvidia-smi counts in."""
+    """Return a number of bytes as a text in GiB."""
     return f"{num_bytes / 2**30:.1f} GiB"

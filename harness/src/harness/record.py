@@ -1,7 +1,7 @@
-"""What a run was made of and what became of it: command, machine, code, packages, ending.
+"""The record of a run: its commands, machine, code, packages, and how it ended.
 
-In: a run's folder, when a command starts, when its training starts, and when it ends. Out:
-``record.json`` there, and a diff of what is not committed, for ``git apply``.
+In: a run's folder, at the start of a command, at the start of its training, and at the end. Out:
+``record.json`` in that folder, and a diff of the uncommitted changes, for ``git apply``.
 """
 
 import logging
@@ -25,11 +25,11 @@ from harness.files import json_text, write_durably
 
 FILE = "record.json"
 PENDING_CONFIG = ".pending_config.yaml"  # the config of a resumed run, until it trains again
-# Packages whose versions must be those of the training, by the names that pip shows.
+# The run warns if these packages have other versions than in the training; names as pip shows them.
 MAIN_PACKAGES = ("Python", "torch", "pytorch-lightning", "torchmetrics", "numpy")
-GIT_SECONDS = 5  # on a slow disk no diff is written
+GIT_SECONDS = 5  # git must answer in this time; otherwise no diff is written
 MAX_DIFF_BYTES = 2**24
-# Options in full, because a user's settings of git can make a diff that git cannot apply.
+# All options are set, because with a user's git config, git may write a diff that it cannot apply.
 DIFF = (
     *("diff", "HEAD", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty"),
@@ -38,26 +38,26 @@ log = logging.getLogger(__name__)
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """Read a run's record; empty if there is none, or the file is damaged."""
+    """Return a run's record, or ``{}`` if there is none or it is damaged."""
     with suppress(OSError, ValueError):
         return checked(run_dir / FILE)
     return {}
 
 
 def checked(path: Path) -> dict[str, Any]:
-    """Read a record; an OSError or a ValueError if it is none."""
-    noted = untrusted.read_json(path)
-    starts = noted.get("starts", []) if isinstance(noted, dict) else None
+    """Return the record in a file; raise an OSError or a ValueError if there is no valid one."""
+    content = untrusted.read_json(path)
+    starts = content.get("starts", []) if isinstance(content, dict) else None
     is_list = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
     versions = [start.get("packages", {}) for start in starts or ()] if is_list else []
-    is_dict = all(isinstance(one, dict) and {*map(type, one.values())} <= {str} for one in versions)
+    is_dict = all(isinstance(v, dict) and {*map(type, v.values())} <= {str} for v in versions)
     if not (is_list and is_dict):
         raise ValueError(f"{path.name} is no record of a run")
-    return noted  # type: ignore[no-any-return]
+    return content  # type: ignore[no-any-return]
 
 
 def note(run_dir: Path, **facts: Any) -> None:
-    """Add plain values to a run's record; a full disk does not stop the run."""
+    """Add JSON values to a run's record; a full disk does not stop the run."""
     with suppress(OSError):
         data = json_text(read(run_dir) | facts, indent=2).encode() + b"\n"
         write_durably(run_dir / FILE, data)
@@ -66,16 +66,16 @@ def note(run_dir: Path, **facts: Any) -> None:
 def begin(run_dir: Path) -> None:
     """Add a start to a run's record: the command, the machine, the code.
 
-    A resumed run takes its new config here, and loses its old results. Until then its folder is
-    unchanged, so that a command that is refused does no harm.
+    A resumed run gets its new config here, and loses its old results. Until then its folder stays
+    unchanged, so a command that stops with an error changes nothing.
     """
     if (run_dir / PENDING_CONFIG).exists():
-        # In this order: nobody who reads meanwhile finds the results of another config.
+        # In this order, the folder never has the results of one config beside another config.
         (run_dir / "results.json").unlink(missing_ok=True)
         (run_dir / PENDING_CONFIG).replace(run_dir / "config.yaml")
     state, diff = code()
     try:
-        if diff:  # starts with equal changes share a file
+        if diff:  # equal diffs have equal names, so several starts may use one file
             write_durably(run_dir / state["diff"], diff)
     except OSError as error:  # a full disk does not stop the run
         state |= {"diff": None, "no_diff": str(error.strerror or error)}
@@ -92,13 +92,16 @@ def begin(run_dir: Path) -> None:
 
 
 def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
-    """Add to the latest start, as its training begins, what decides how sums are rounded."""
-    import torch  # a command begins without it
+    """Add what affects rounding errors (devices, threads, versions) to the latest start.
+
+    Called when the training begins.
+    """
+    import torch  # a command starts without it
 
     if not trainer.is_global_zero:
         return
     if (run_dir / PENDING_CONFIG).exists():
-        begin(run_dir)  # a resumed run, which nothing has refused
+        begin(run_dir)  # a resumed run, which has passed all checks
     num_gpus = torch.cuda.device_count() if trainer.strategy.root_device.type == "cuda" else 0
     facts = {
         "packages": packages(),
@@ -111,12 +114,12 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
     *before, last = read(run_dir).get("starts") or [{}]
     note(run_dir, starts=[*before, last | facts])
     if reason := last.get("no_diff"):
-        log.warning("What is not committed was not kept: %s.", reason)
+        log.warning("The record has no diff of the uncommitted changes: %s.", reason)
 
 
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
-    """Note how the block ends, if the run has begun, and add its seconds to those before."""
+    """Record how the block ends and its duration, if the run has begun within the block."""
     before, start = read(run_dir), time.monotonic()
     status, reason = "finished", None
     try:
@@ -131,6 +134,7 @@ def recording(run_dir: Path) -> Iterator[None]:
 
 
 def _ending(error: BaseException) -> tuple[str, str]:
+    """Return the status of a run that an exception ended, and the reason."""
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
         return "stopped", f"by signal {error.code - 128}"
     if isinstance(error, KeyboardInterrupt):
@@ -142,32 +146,34 @@ def _ending(error: BaseException) -> tuple[str, str]:
 
 def packages() -> dict[str, str]:
     """Return the versions of Python and of all installed packages."""
-    # By names of folders: opening the metadata of each would take a tenth of a second.
-    folders = [path for place in reversed(sys.path) for path in Path(place).glob("*-*.dist-info")]
+    # From the names of folders: reading the metadata of all packages would take 0.1 seconds.
+    folders = [path for entry in reversed(sys.path) for path in Path(entry).glob("*-*.dist-info")]
     pairs = [folder.name.removesuffix(".dist-info").split("-", 1) for folder in folders]
     versions = {name.replace("_", "-").lower(): version for name, version in pairs}
     return {"Python": platform.python_version(), **dict(sorted(versions.items()))}
 
 
 def code() -> tuple[dict[str, Any], bytes]:
-    """Ask git for ``commit``, ``repository``, and ``diff``, a file of what is not committed.
+    """Return the state of the git repository, and a diff of the uncommitted changes.
 
-    ``no_diff`` says why that is unknown. Without a repository there is no commit. The bytes are the
-    file's contents.
+    Returns:
+        A dict and the contents of the diff. The dict has ``commit`` (``None`` without a
+        repository), ``repository``, ``diff`` (the file name for the diff), and, if there is no
+        diff because git failed, the reason as ``no_diff``.
     """
     try:
-        answer = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
+        output = git("rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
     except UserError:
         return {"commit": None}, b""
-    top, commit, index = os.fsdecode(answer).splitlines()
+    top, commit, index = os.fsdecode(output).splitlines()
     state: dict[str, Any] = {"commit": commit, "repository": top, "diff": None}
-    # A diff shows new files that an index has: this one is a copy, and the user's stays as it is.
+    # New files are in a diff only if they are in the index: use a copy of the user's index.
     try:
         with TemporaryDirectory() as folder:
-            own = {"GIT_INDEX_FILE": str(shutil.copy2(Path(index).absolute(), folder))}
-            with suppress(UserError):  # no Python file
-                git("add", "-N", "--", "*.py", folder=top, environment=own)
-            diff = git(*DIFF, folder=top, environment=own)
+            copied = {"GIT_INDEX_FILE": str(shutil.copy2(Path(index).absolute(), folder))}
+            with suppress(UserError):  # there is no Python file
+                git("add", "-N", "--", "*.py", folder=top, environment=copied)
+            diff = git(*DIFF, folder=top, environment=copied)
         if len(diff) > MAX_DIFF_BYTES:
             raise UserError(f"it is larger than {MAX_DIFF_BYTES >> 20} MiB")
     except (UserError, OSError) as error:
@@ -176,13 +182,17 @@ def code() -> tuple[dict[str, Any], bytes]:
 
 
 def git(
-    *words: str,
+    *arguments: str,
     folder: str | Path = ".",
     environment: dict[str, str] | None = None,
     seconds: float | None = GIT_SECONDS,
 ) -> bytes:
-    """Run git and return its output; a UserError if there is none, or it fails or is slow."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    """Return the output of a git command.
+
+    Raises:
+        UserError: if git is not installed, fails, or takes longer than ``seconds``.
+    """
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     variables = os.environ | (environment or {})
     try:
         return subprocess.run(
@@ -190,23 +200,27 @@ def git(
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         reason = os.fsdecode(getattr(error, "stderr", None) or str(error)).strip()
-        raise UserError(f"git {words[0]} failed in {folder}: {reason}") from error
+        raise UserError(f"git {arguments[0]} failed in {folder}: {reason}") from error
 
 
 def changes(run_dir: Path) -> str | None:
-    """Describe how code and packages differ from those of a run's last training, in one line."""
+    """Return one line on how code and packages differ from those of a run's last training.
+
+    Returns:
+        ``None`` if they are equal, or if the run has no training on record.
+    """
     starts = [s for s in read(run_dir).get("starts", []) if {"packages", "commit"} <= s.keys()]
     if not starts:
         return None
     before, now, installed = starts[-1], code()[0], packages()
-    # Builds, as in "2.9+cpu", do not count.
     pairs = [
         (n, *(v.get(n, "none") for v in (before["packages"], installed))) for n in MAIN_PACKAGES
     ]
+    # Builds, as in "2.9+cpu", do not count.
     changed = [f"{name} {a} -> {b}" for name, a, b in pairs if a.split("+")[0] != b.split("+")[0]]
     if before["commit"] != now["commit"]:
         changed.append(f"commit {before['commit']} -> {now['commit']}")
     if before.get("diff") != now.get("diff"):
-        changed.append(f"what is not committed (then {before.get('diff') or 'nothing'})")
-    what = f"Since the run was trained {', '.join(changed)} changed."
-    return f"{what} Today's code and packages are used." if changed else None
+        changed.append(f"uncommitted changes (then {before.get('diff') or 'none'})")
+    text = f"Since the run was trained, these have changed: {', '.join(changed)}."
+    return f"{text} This command uses the present code and packages." if changed else None

@@ -1,9 +1,9 @@
-"""Run the jobs of a sweep side by side, each in a process and a folder of its own.
+"""Run the jobs of a sweep in parallel, each in its own process and folder. Imports no torch.
 
-In: a queue of jobs, of a grid or made up by Optuna, and slots. Out: the signal that stopped the
-sweep, or 0. Next: ``command.main`` in each process. What is left to do is read from the jobs'
-folders, so a driver that was killed loses nothing: its jobs save and end with it, and the next
-driver goes on. Imports no torch.
+In: a queue of jobs, of a grid or suggested by Optuna, and slots. Out: the signal that stopped the
+sweep, or 0. Next: ``command.main`` in each process. If the driver (the process of the sweep) is
+killed, its jobs save and end with it. The next driver reads from the jobs' folders what is left to
+do, and resumes the sweep.
 """
 
 import math
@@ -29,46 +29,46 @@ from harness.machine import VISIBLE
 from harness.processes import leaving, parent
 from harness.runs import reading
 
-SCREEN = "screen.log"  # in a job's folder: what its process has printed
+SCREEN = "screen.log"  # the output of a job's process, in the job's folder
 POLL_SECONDS = 0.1
 
 
 @dataclass
 class Job:
-    """One run of a sweep: its number, the words of its command, and its folder."""
+    """One run of a sweep: its number, the overrides of its command, and its folder."""
 
     number: int
-    words: list[str]
+    overrides: list[str]
     folder: Path
 
     @property
     def run(self) -> dict[str, Any]:
-        """Return the job's state from its folder; a job that has not begun counts as stopped."""
+        """Return the job's state from its folder; before its start, the status is "stopped"."""
         return reading.read(self.folder)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one of the jobs that run at a time gets of the machine; ``None`` limits nothing."""
+    """The GPUs and threads for one running job; ``None`` sets no limit."""
 
-    gpus: str | None = None  # those that CUDA_VISIBLE_DEVICES names
+    gpus: str | None = None  # the value of CUDA_VISIBLE_DEVICES
     num_threads: int | None = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of its jobs."""
+        """Return the environment variables of the jobs in this slot."""
         values = {VISIBLE: self.gpus, "OMP_NUM_THREADS": self.num_threads}
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
 class Queue:
-    """The ``jobs`` of a sweep, those ``waiting`` for this driver, and how many there will be."""
+    """The ``jobs`` of a sweep, those ``waiting`` to run, and their total number."""
 
     def __init__(self, jobs: Sequence[Job] = ()) -> None:
         self.jobs, self.waiting, self.num_jobs = [*jobs], [*jobs], len(jobs)
 
     def next(self) -> Job | None:
-        """Take a job that has not finished; one that has failed is tried again."""
+        """Take the next waiting job that has not finished; a failed job runs again."""
         while self.waiting:
             job = self.waiting.pop(0)
             if (run := job.run)["status"] != "finished":
@@ -77,14 +77,17 @@ class Queue:
         return None
 
     def end(self, job: Job, run: dict[str, Any]) -> None:
-        """Take note of how a job has ended; a study does."""
+        """Handle the end of a job; a study stores its result."""
 
 
 class Study(Queue):
-    """The trials of a study of Optuna's as jobs, until there are ``num_trials``, also failed ones.
+    """The trials of an Optuna study as jobs, until there are ``num_trials``, failed ones included.
 
-    A trial is RUNNING in the study until its job has ended, however often the driver or the job is
-    killed. A UserError says which of the settings below ``sweep``, or of the words, it refuses.
+    A trial stays RUNNING in the study until its job has ended, even if the driver or the job is
+    killed in between.
+
+    Raises:
+        UserError: if an override, or a setting below ``sweep``, is invalid.
     """
 
     def __init__(self, settings: dict[str, Any], mode: str, overrides: Sequence[Override]) -> None:
@@ -92,7 +95,7 @@ class Study(Queue):
         try:
             import optuna
         except ImportError as error:
-            raise UserError("sweep=optuna needs Optuna: pip install -e .[sweep]") from error
+            raise UserError("sweep=optuna needs Optuna: pip install -e '.[sweep]'") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.optuna: Any = optuna
@@ -107,7 +110,7 @@ class Study(Queue):
                 self.space[override.get_key_element()] = self._distribution(override)
             setting = f"sweep.sampler={settings['sampler'].get('_target_')}"
             self.sampler = instantiate(settings["sampler"])
-            setting = "sweep.storage"  # a URL, which may have a password
+            setting = "sweep.storage"  # without its URL, which may have a password
             self.storage = url and optuna.storages.get_storage(url)
         except UserError:
             raise
@@ -116,7 +119,7 @@ class Study(Queue):
             raise UserError(f"{setting}: {reason}") from error
 
     def _distribution(self, override: Override) -> Any:
-        """Return the values among which Optuna chooses."""
+        """Return the distribution from which Optuna suggests the values of an override."""
         value, kinds = override.value(), self.optuna.distributions
         if not isinstance(value, IntervalSweep):
             return kinds.CategoricalDistribution([*override.sweep_string_iterator()])
@@ -126,7 +129,7 @@ class Study(Queue):
         return kind(*ends, log="log" in value.tags)
 
     def open(self, folder: Path) -> Self:
-        """Create the study of a sweep's folder, or go on with it."""
+        """Create the study of a sweep's folder, or resume it."""
         name, self.folder = folder.parent.name, folder
         self.study = self.optuna.create_study(
             storage=self.storage or f"sqlite:///{folder / 'study.db'}",
@@ -137,19 +140,20 @@ class Study(Queue):
         )
         if self.study.direction.name.lower() != self.direction:
             raise UserError(
-                f"The study of {folder} has another mode. Start another sweep: resume=null."
+                f"The study in {folder} has another direction than {self.direction}.\n"
+                "Start a new sweep: resume=null."
             )
         for trial in self.study.get_trials(deepcopy=False):
             is_running = trial.state.name == "RUNNING"
             if trial.params.keys() == self.space.keys():
                 self.jobs.append(self._job(trial))
                 self.waiting += self.jobs[-1:] if is_running else []
-            elif is_running:  # the driver was killed while the sampler chose its values
+            elif is_running:  # the driver was killed before the sampler had suggested all values
                 self._tell(trial.number, None)
         return self
 
     def next(self) -> Job | None:
-        """Take a job that was cut off, or ask for another trial."""
+        """Take a job that was interrupted, or ask the study for a new trial."""
         job = super().next()
         if job is None and len(self.jobs) < self.num_jobs:
             job = self._job(self.study.ask(self.space))
@@ -157,52 +161,56 @@ class Study(Queue):
         return job
 
     def end(self, job: Job, run: dict[str, Any]) -> None:
-        """Tell the study how a trial has ended; one that was cut off goes on later."""
+        """Store the result of a trial in the study; an interrupted trial resumes later."""
         if run["status"] in ("finished", "failed"):
             value = run["best"] if run["status"] == "finished" else None
             self._tell(job.number, value if value is None or math.isfinite(value) else None)
 
     def _tell(self, number: int, value: float | None) -> None:
-        # A BruteForceSampler that has tried all values stops the study, which has no loop here.
+        # After its last value, BruteForceSampler stops the study's loop; without one, that raises.
         with suppress(RuntimeError):
             state = self.optuna.trial.TrialState.FAIL if value is None else None
             self.study.tell(number, value, state)
 
     def _job(self, trial: Any) -> Job:
-        words = [f"{key}={value}" for key, value in trial.params.items()]
-        return Job(trial.number, [*self.fixed, *words], self.folder / str(trial.number))
+        suggested = [f"{key}={value}" for key, value in trial.params.items()]
+        return Job(trial.number, [*self.fixed, *suggested], self.folder / str(trial.number))
 
 
 def drive(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
-    """Run what is left of a sweep, and return the signal that stopped it, or 0.
+    """Run the remaining jobs of a sweep, and return the signal that stopped it, or 0.
 
-    ``program`` takes a job's words; as many jobs run at a time as there are ``slots``.
+    Args:
+        queue: the jobs.
+        program: the command to which a job's overrides are appended.
+        slots: one for each job that may run at the same time.
     """
     running: dict[subprocess.Popen[bytes], tuple[Job, Slot]] = {}
-    asked: list[int] = []  # signals to stop
-    is_passed_on = False
+    received: list[int] = []  # signals that stop the sweep
+    is_forwarded = False
 
     def note_signal(number: int, frame: FrameType | None) -> None:
-        if asked and number == signal.SIGINT:  # a second Ctrl-C leaves at once
+        if received and number == signal.SIGINT:  # a second Ctrl-C exits at once
             os._exit(128 + number)
-        asked.append(number)
+        received.append(number)
 
     before = {number: signal.signal(number, note_signal) for number in leaving.ASKED_TO_LEAVE}
     try:
-        # Jobs whose driver was killed may still be saving.
-        while not asked and any(job.run["status"] == "running" for job in queue.waiting):
+        # The jobs of a killed driver may still be saving.
+        while not received and any(job.run["status"] == "running" for job in queue.waiting):
             time.sleep(POLL_SECONDS)
         while True:
-            while not asked and slots and (job := queue.next()):
+            while not received and slots and (job := queue.next()):
                 slot = slots.pop(0)
                 running[_start(job, program, slot)] = job, slot
             if not running:
-                return asked[0] if asked else 0
-            if asked and not is_passed_on:
-                num, is_passed_on = f"{signal.Signals(asked[0]).name}: {len(running)}", True
-                print(f"{num} jobs finish their step and save. Ctrl-C again leaves at once.")
+                return received[0] if received else 0
+            if received and not is_forwarded:
+                is_forwarded, name = True, signal.Signals(received[0]).name
+                text = f"{name}: {len(running)} jobs finish their step and save."
+                print(f"{text} Press Ctrl-C again to exit at once.")
                 for process in running:
-                    process.send_signal(asked[0])
+                    process.send_signal(received[0])
             time.sleep(POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
                 job, slot = running.pop(process)
@@ -217,20 +225,20 @@ def _start(job: Job, program: Sequence[str], slot: Slot) -> "subprocess.Popen[by
     job.folder.mkdir(exist_ok=True)
     with (job.folder / SCREEN).open("ab") as screen:
         process = subprocess.Popen(
-            [*program, *job.words],
+            [*program, *job.overrides],
             stdin=subprocess.DEVNULL,
             stdout=screen,
             stderr=screen,
             env=parent.job_environment(job.folder) | slot.variables,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+            start_new_session=True,  # so Ctrl-C in the terminal reaches only the driver
         )
-    print_text(f"job {job.number} starts: {shlex.join(job.words)}")
+    print_text(f"job {job.number} starts: {shlex.join(job.overrides)}")
     return process
 
 
 def _report(job: Job, code: int) -> dict[str, Any]:
-    """Print how a job has ended, and return its run."""
-    # A run that has begun notes its own failure; a code above 128 stands for a signal.
+    """Print how a job has ended, and return its state."""
+    # A run that has begun records its own failure. An exit status above 128 means a signal.
     has_begun = bool(record.read(job.folder).get("starts"))
     if 0 < code <= 128 and not has_begun and job.run["status"] != "failed":
         record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")

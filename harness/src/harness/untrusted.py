@@ -1,9 +1,9 @@
-"""Parse files that may be a stranger's: within limits on bytes, values and depth.
+"""Parse files of strangers, within limits on bytes, values and depth. Imports no torch.
 
-In: the bytes of a YAML, JSON or CSV file of a run's folder, or of an experiment. Out: plain values,
-or a ``ValueError``. A few bytes may stand for gigabytes: aliases that repeat aliases, tables with
-half a million columns. docs/strangers_files.md lists the limits, and benchmarks/strangers_files.py
-measures what the worst files cost. Imports no torch.
+In: the bytes of a YAML, JSON or CSV file of a run's folder, or of an experiment. Out: its values,
+or a ``ValueError``. Without limits, a few bytes may expand to gigabytes: aliases that repeat
+aliases, tables with half a million columns. docs/strangers_files.md lists the limits, and
+benchmarks/strangers_files.py measures the cost of the worst files.
 """
 
 import json
@@ -17,24 +17,24 @@ from harness.files import MAX_JSON, MAX_YAML, read_bytes
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml
 MAX_TABLE = 2**27  # bytes of a metrics.csv
-MAX_CELLS = 2**23  # of a table, counting those that short rows lack
-MAX_VALUES = 5_000  # of a YAML file, aliases filled in
+MAX_CELLS = 2**23  # in a table, including the missing cells of short rows
+MAX_VALUES = 5_000  # in a YAML file, with its aliases expanded
 MAX_JSON_VALUES = 400_000
-MAX_TEXT = 2**21  # bytes of all values of a YAML file, aliases filled in
+MAX_TEXT = 2**21  # bytes of all values in a YAML file, with its aliases expanded
 MAX_DEPTH = 100
-# A YAML file that is small, and has neither anchors nor a line that opens many levels, is harmless.
+# A small YAML file is harmless if it has no anchor and no line that opens many levels.
 SMALL = MAX_VALUES * 2
 DEEP = re.compile(rb"&|^[ \t?-]{100}", re.MULTILINE)
 LONG_NUMBER = re.compile(rb"(?<![\w.])[-+]?\d[\d_:.a-fxA-FX]{400}")  # 60:60:... takes hours
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raises an OSError or a ValueError."""
+    """Return the value of a YAML file; raise an OSError or a ValueError if that fails."""
     return parse_yaml(read_bytes(path, MAX_YAML))
 
 
 def parse_yaml(data: bytes) -> Any:
-    """Parse YAML of at most ``MAX_YAML`` bytes."""
+    """Return the value of a YAML text of at most ``MAX_YAML`` bytes."""
     check_yaml(data)
     try:
         return yaml.load(data, LOADER)
@@ -43,9 +43,9 @@ def parse_yaml(data: bytes) -> Any:
 
 
 def check_yaml(data: bytes) -> None:
-    """Raise a ValueError if a YAML text stands for more than a settings file holds.
+    """Raise a ValueError if a YAML text expands to more than a config can hold.
 
-    What is no YAML passes: whoever parses it says so, with the line.
+    A text with a syntax error passes, because the parser's error has the line.
     """
     if LONG_NUMBER.search(data):
         raise ValueError("it holds a number of more than 400 digits")
@@ -54,14 +54,15 @@ def check_yaml(data: bytes) -> None:
     num_brackets = data.count(b"[") + data.count(b"{")
     if len(data) < SMALL and num_brackets < MAX_DEPTH and not DEEP.search(data):
         return
-    sizes: dict[str | None, tuple[int, int]] = {}  # of anchors: values and bytes inside of them
-    inside: list[tuple[str | None, int, int]] = []  # anchors, and what was before them
-    values = num_bytes = 0  # aliases filled in
+    sizes: dict[str | None, tuple[int, int]] = {}  # by anchor: its values, and their bytes
+    # The open collections: anchor, and the values and bytes before them.
+    inside: list[tuple[str | None, int, int]] = []
+    values = num_bytes = 0  # with aliases expanded
     try:
         for event in yaml.parse(data, LOADER):
             if isinstance(event, yaml.AliasEvent):
                 if event.anchor not in sizes:
-                    raise ValueError(f"*{event.anchor} stands for a value that it is in")
+                    raise ValueError(f"*{event.anchor} refers to a value that contains it")
                 more, more_bytes = sizes[event.anchor]
                 values, num_bytes = values + more, num_bytes + more_bytes
             elif isinstance(event, yaml.ScalarEvent):
@@ -76,18 +77,18 @@ def check_yaml(data: bytes) -> None:
             if len(inside) > MAX_DEPTH:
                 raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
             if values > MAX_VALUES or num_bytes > MAX_TEXT:
-                raise ValueError(f"it has more than {MAX_VALUES:,} values, aliases filled in")
+                raise ValueError(f"it has more than {MAX_VALUES:,} values, with aliases expanded")
     except yaml.YAMLError:
         return
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raises an OSError or a ValueError."""
+    """Return the value of a JSON file; raise an OSError or a ValueError if that fails."""
     return parse_json(read_bytes(path, MAX_JSON))
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON of at most ``MAX_JSON`` bytes; a whole number beyond 64 bits becomes a float."""
+    """Return the value of a JSON text; an integer beyond 64 bits becomes a float."""
     if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
     try:
@@ -104,11 +105,11 @@ def parse_json(data: bytes) -> Any:
 
 
 def table_bytes(path: Path) -> bytes:
-    """Read a CSV file if its cells are not too many; raises an OSError or a ValueError."""
+    """Return the bytes of a CSV file; raise an OSError, or a ValueError if it is too large."""
     data = read_bytes(path, MAX_TABLE)
     header, num_commas = data.partition(b"\n")[0], data.count(b",")
     num_rows = 1 + max(data.count(b"\n"), data.count(b"\r"))
-    # Short rows are filled up, and a quoted line break would hide columns.
+    # Readers pad short rows. A quoted line break in the header would hide columns.
     num_cells = max(num_commas, num_rows * (1 + header.count(b",")))
     if num_cells > MAX_CELLS or header.count(b'"') % 2:
         raise ValueError(f"{path.name} has {num_cells:,} cells, and at most {MAX_CELLS:,} are read")

@@ -42,8 +42,8 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
     run_folder.save_words(typed, tmp_path)
     assert run_folder.load_words(tmp_path) == typed  # as they were typed
     for path, load, hint in (
-        (config, run_folder.load_config, r"was damaged, or edited(.|\n)*Bring it back"),
-        (words, run_folder.load_words, r"overrides.yaml is not what was frozen"),
+        (config, run_folder.load_config, r"was damaged or edited(.|\n)*Restore it"),
+        (words, run_folder.load_words, r"overrides.yaml was damaged or edited"),
     ):
         frozen = path.read_bytes()
         edited = frozen.replace(b"seed: 1", b"seed: 2").replace(b"seed=1", b"seed=2")

@@ -23,7 +23,7 @@ def test_model_takes_its_size_from_the_data_and_later_use_from_the_training(
     assert evaluate(run.checkpoint, conf=CONF).results.keys() >= {"test/accuracy"}
     path = run.folder / "data.json"
     path.write_text(path.read_text().replace("7", "8"))
-    with pytest.raises(UserError, match="damaged, or edited"):
+    with pytest.raises(UserError, match="damaged or edited"):
         _ = load_run(run.folder).model
     path.write_text('{"num_classes": 8, "in_features": 64}')  # as 0.3 wrote it
     with pytest.raises(UserError, match="does not fit the model"):

@@ -93,7 +93,7 @@ def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path)
     config = (copy / "config.yaml").read_text()
     record.note(copy, starts=[start])
     (copy / "config.yaml").write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
-    with pytest.raises(UserError, match="damaged, or edited"):
+    with pytest.raises(UserError, match="damaged or edited"):
         reproduce(copy, tmp_path / "again")
     (copy / "results.json").unlink()
     with pytest.raises(

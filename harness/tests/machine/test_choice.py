@@ -100,7 +100,7 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str)
         choice.choose_emptiest(2, 20)
     says = str(caught.value)
     for line in (
-        "gpus=emptiest looked for 2 and found 1:",
+        "gpus=emptiest needs 2 GPUs and found 1:",
         f"GPU 4 T4, 80.0 GiB free: {MIG}",
         "GPU 0 T4, 79.1 GiB free: free",
         "GPU 2 T4, 79.0 GiB free: taken by another run",

@@ -293,8 +293,8 @@ def test_a_search_space_is_kept_in_a_yaml_file(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(SystemExit):
         sweep.run("train", conf, words)
     words = [[f"model.optimizer.lr={r}", f"seed={s}"] for r in ("0.001", "0.01") for s in (1, 2)]
-    assert [job.words[:2] for job in queues[0].jobs] == words
-    assert all("tags=[c]" in job.words for job in queues[0].jobs)
+    assert [job.overrides[:2] for job in queues[0].jobs] == words
+    assert all("tags=[c]" in job.overrides for job in queues[0].jobs)
 
 
 @pytest.mark.parametrize("key", ["checkpoint.trusted: true", "hydra.searchpath: [a]", "~seed: 1"])
