@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nobody_is_followed() -> Iterator[None]:
     """A test that follows a launcher in this process would end the runs that later tests fork."""
     yield
-    followed, leaving.followed = leaving.followed, 0
+    followed, leaving.parent_pid = leaving.parent_pid, 0
     assert not followed
 
 

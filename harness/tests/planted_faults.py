@@ -80,7 +80,7 @@ FAULTS = {
     ),
     "a YAML file calls any method": Fault(
         "allowed.py",
-        "if name in (*EXACT, *_own) or real_name in _own or _may_be_built(target, str(module)):",
+        "if is_listed or _may_be_built(target, str(module)):",
         "if name:",
         "test_allowed.py",
     ),

@@ -23,7 +23,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the project, whatever a test reads."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(allowed.VARIABLE, "")
-    allowed.follow("conf")
+    allowed.load_rules("conf")
 
 
 def install(folder: Path, name: str, code: str, requires: str = "") -> None:
@@ -83,7 +83,7 @@ def test_what_an_experiment_consists_of_is_built() -> None:
 def test_every_yaml_file_that_ships_names_what_may_be_built() -> None:
     seen = 0
     for path in (*(ROOT / "conf").rglob("*.yaml"), *config_files.OWN.rglob("*.yaml")):
-        seen += len([*allowed.imported(OmegaConf.to_container(OmegaConf.load(path)))])
+        seen += len([*allowed.import_targets(OmegaConf.to_container(OmegaConf.load(path)))])
     assert seen > 30
 
 
@@ -96,7 +96,7 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
     install(tmp_path, "owners_study", "", 'Lion.Like[fast]>=1; extra == "zoo"')
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(allowed.VARIABLE, "owners_study")
-    allowed.follow(tmp_path)
+    allowed.load_rules(tmp_path)
     weights = [torch.nn.Parameter(torch.ones(1))]
     built = allowed.instantiate({"_target_": "lion_like.Lion", "lr": 0.5}, params=weights)
     assert built.defaults["lr"] == 0.5
@@ -144,7 +144,7 @@ def test_a_strangers_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
 
 def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text("allowed: [json, pathlib.Path.cwd]\n")
-    allowed.follow(tmp_path)
+    allowed.load_rules(tmp_path)
     assert allowed.instantiate({"_target_": "json.dumps", "obj": 3}) == "3"
     assert allowed.instantiate({"_target_": "pathlib.Path.cwd"}) == Path.cwd()
     with pytest.raises(UserError, match=r"pathlib\.Path is not allowed"):
@@ -155,7 +155,7 @@ def test_the_line_allows_packages_and_whole_names(tmp_path: Path) -> None:
 
 def read_rules(conf: Path) -> None:
     """Read the rules of a folder as a command does."""
-    allowed.follow(conf)
+    allowed.load_rules(conf)
     config_files.rules(conf)
 
 

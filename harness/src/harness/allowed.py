@@ -50,28 +50,28 @@ PIPES = "torch.utils.data.datapipes."  # these data sets unpickle and write file
 
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it would repeat our messages
 _rules = Path("conf", RULES)
-_own: tuple[str, ...] = ()
+_allowed_names: tuple[str, ...] = ()
 
 
-def follow(conf: str | Path) -> None:
+def load_rules(conf: str | Path) -> None:
     """Load the allowed names of the user's ``rules.yaml`` in a folder of configs.
 
     Raises:
         UserError: if they are no list of names.
     """
-    global _rules, _own
-    _rules, names = Path(conf, RULES), owners_rules(conf).get("allowed") or []
+    global _rules, _allowed_names
+    _rules, names = Path(conf, RULES), read_rules(conf).get("allowed") or []
     pattern = re.compile(r"\w+(\.\w+)*")
     if not isinstance(names, list) or not all(pattern.fullmatch(str(name)) for name in names):
         raise UserError(
             f"{shown(_rules)}: allowed: {names!r} is no list of names.\n"
             "Write packages or full names, such as allowed: [my_package]"
         )
-    _own = (*map(str, names), *filter(None, os.environ.get(VARIABLE, "").split(",")))
+    _allowed_names = (*map(str, names), *filter(None, os.environ.get(VARIABLE, "").split(",")))
     _required_modules.cache_clear()
 
 
-def owners_rules(conf: str | Path) -> dict[str, Any]:
+def read_rules(conf: str | Path) -> dict[str, Any]:
     """Return the ``rules.yaml`` of a folder, or ``{}`` if there is none.
 
     Raises:
@@ -112,7 +112,7 @@ def check(cfg: Any) -> None:
         package = name.partition(".")[0]
         if package == name:
             raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
-        if package in USUAL or name in EXACT or is_owners(name) or package in _required_modules():
+        if package in USUAL or name in EXACT or is_in_rules(name) or package in _required_modules():
             continue
         if package in sys.modules or find_spec(package) is not None:  # else the import reports it
             is_standard = package in sys.stdlib_module_names  # has too much to allow all of it
@@ -121,7 +121,7 @@ def check(cfg: Any) -> None:
         raise UserError(_refusal(refused))
 
 
-def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
+def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
     """Import the targets of a config; yield the key, the node and the object of each.
 
     Raises:
@@ -153,7 +153,7 @@ def imported(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def instantiate(node: Any, **given: Any) -> Any:
     """Return ``hydra.utils.instantiate(node, **given)``, if all targets in the node are allowed."""
-    for _ in imported(node):  # raises if one is not allowed
+    for _ in import_targets(node):  # raises if one is not allowed
         pass
     return hydra.utils.instantiate(node, **given)
 
@@ -162,7 +162,8 @@ def _check_object(key: str, name: str, target: Any) -> None:
     """Raise a ``UserError`` if the object that a target names may not be called."""
     module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     real_name = f"{module}.{path}" if isinstance(module, str) and isinstance(path, str) else name
-    if name in (*EXACT, *_own) or real_name in _own or _may_be_built(target, str(module)):
+    is_listed = name in (*EXACT, *_allowed_names) or real_name in _allowed_names
+    if is_listed or _may_be_built(target, str(module)):
         return
     line = f"{key}._target_: {name}".lstrip(".")
     if real_name != name:
@@ -176,7 +177,7 @@ def _may_be_built(target: Any, module: str) -> bool:
     if inspect.isclass(target):
         kinds = [kind.rpartition(".") for kind in KINDS]
         bases = tuple(getattr(loaded[home], name) for home, _, name in kinds if home in loaded)
-        return is_owners(module) or (issubclass(target, bases) and not module.startswith(PIPES))
+        return is_in_rules(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
         # The ``__module__`` of a C function is another one, or None: compare the objects.
         public = [vars(loaded[home]).values() for home in FUNCTIONS if home in loaded]
@@ -184,12 +185,12 @@ def _may_be_built(target: Any, module: str) -> bool:
             return True
     # No methods: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
-    return not is_method and (is_owners(module) or module.startswith(f"{__package__}.knobs."))
+    return not is_method and (is_in_rules(module) or module.startswith(f"{__package__}.knobs."))
 
 
-def is_owners(name: str) -> bool:
+def is_in_rules(name: str) -> bool:
     """Return whether the user's rules allow a name, or a package that contains it."""
-    return any(f"{name}.".startswith(f"{allowed}.") for allowed in _own)
+    return any(f"{name}.".startswith(f"{allowed}.") for allowed in _allowed_names)
 
 
 @cache
@@ -199,7 +200,7 @@ def _required_modules() -> set[str]:
     The user's packages are those of the allowed names, and those installed from folders.
     """
     modules = metadata.packages_distributions()
-    packages = {name.partition(".")[0] for name in (__package__, *_own)}
+    packages = {name.partition(".")[0] for name in (__package__, *_allowed_names)}
     roots = {root for package in packages for root in modules.get(package, ())}
     for distribution in metadata.distributions():
         if '"dir_info"' in (distribution.read_text("direct_url.json") or ""):
@@ -212,7 +213,7 @@ def _required_modules() -> set[str]:
 def _refusal(refused: dict[str, str]) -> str:
     """Return the message for refused names: the lines of the config, with the names to allow."""
     are, them = ("is", "it") if len(refused) == 1 else ("are", "them")
-    names = ", ".join([*_own, *dict.fromkeys(refused.values())])
+    names = ", ".join([*_allowed_names, *dict.fromkeys(refused.values())])
     return (
         f"{' and '.join(refused)} {are} not allowed. If you trust {them}, write in "
         f"{shown(_rules)}: allowed: [{names}]"

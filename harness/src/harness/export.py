@@ -84,7 +84,7 @@ def export(
         UserError: the network cannot be exported, or an output cannot be used; then no file was
             written.
     """
-    allowed.follow(conf)
+    allowed.load_rules(conf)
     source, has_onnx = Path(source).resolve(), find_spec("onnxscript") is not None
     run = load_run(source if source.is_dir() else source.parent.parent, conf)
     checkpoint = run.checkpoint if source.is_dir() else source

@@ -8,8 +8,8 @@ from torch import nn
 SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
 SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
 # Packages whose classes are not the user's, and packages that only display or log a run.
-MACHINERY = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
-RECORDING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
+FRAMEWORKS = ("pytorch_lightning", "lightning_fabric", "torchmetrics", "harness")
+REPORTING = ("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "matplotlib")
 
 # Layers that normalise over the batch, and all norm layers that may have running statistics.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

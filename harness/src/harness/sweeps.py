@@ -194,7 +194,7 @@ def drive(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
             os._exit(128 + number)
         received.append(number)
 
-    before = {number: signal.signal(number, note_signal) for number in leaving.ASKED_TO_LEAVE}
+    before = {number: signal.signal(number, note_signal) for number in leaving.EXIT_SIGNALS}
     try:
         # The jobs of a killed driver may still be saving.
         while not received and any(job.run["status"] == "running" for job in queue.waiting):

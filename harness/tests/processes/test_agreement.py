@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from harness.processes import agreement
-from harness.processes.agreement import Agreement
+from harness.processes.agreement import Vote
 
 
 class Two:
@@ -22,7 +22,7 @@ class Two:
         monkeypatch.setattr(dist, "all_reduce", self.all_reduce)
         monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: self.now))
         trainer: Any = SimpleNamespace(world_size=2)
-        self.ranks = [Agreement(trainer), Agreement(trainer)]
+        self.ranks = [Vote(trainer), Vote(trainer)]
 
     def all_reduce(self, votes: torch.Tensor, op: Any, group: str, async_op: bool) -> Any:
         if len(self.rounds[-1]) == 2:

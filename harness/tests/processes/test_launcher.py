@@ -48,14 +48,14 @@ def test_what_torchrun_and_slurm_tell_is_read(told: Tell) -> None:
     for environment, expected in (
         ({}, Launcher()),
         (TORCHRUN, torchrun),
-        (AGAIN, replace(torchrun, is_again=True)),
-        (NAMED, replace(torchrun, is_again=True, job="torchrun_a_b")),
+        (AGAIN, replace(torchrun, may_be_restart=True)),
+        (NAMED, replace(torchrun, may_be_restart=True, job="torchrun_a_b")),
         (STANDALONE, torchrun),
         (SRUN, replace(srun, job="slurm_12")),
         (BATCH, Launcher(job="slurm_12")),
         (ARRAY, Launcher(job="slurm_10_2", task="2")),
-        (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(is_again=True, job="slurm_12")),
-        (SRUN | AGAIN, replace(torchrun, is_again=True, job="slurm_12")),
+        (BATCH | {"SLURM_RESTART_COUNT": "2"}, Launcher(may_be_restart=True, job="slurm_12")),
+        (SRUN | AGAIN, replace(torchrun, may_be_restart=True, job="slurm_12")),
         (SRUN | TORCHRUN, replace(torchrun, job="slurm_12", num_torchruns=4)),
     ):
         assert told(environment) == expected, environment

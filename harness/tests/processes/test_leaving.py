@@ -19,11 +19,11 @@ from tests.faults.fork_server import command
 BUSY = """
 import hashlib, signal, sys
 from harness.processes import leaving
-leaving.answer_signals()
-run = leaving.Signals()
+leaving.exit_on_signals()
+run = leaving.SignalHandlers()
 run.wait_for_step = True
 handler = {"run": run.note, "author": print}.get(sys.argv[1], leaving.leave_to_thread)
-for signum in leaving.ASKED_TO_LEAVE:
+for signum in leaving.EXIT_SIGNALS:
     signal.signal(signum, handler)
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
@@ -115,10 +115,10 @@ def test_task_of_slurm_ends_with_a_status_that_tells_a_mistake_from_a_signal(mon
     assert "model=nope: there is no" in mistake.stderr
     with busy("thread") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(300) == leaving.CAN_GO_ON < leaving.FAILED
+        assert process.wait(300) == leaving.RESUMABLE < leaving.FAILED
 
 
-@pytest.mark.parametrize("status", [leaving.CAN_GO_ON, leaving.FAILED, 128 + signal.SIGTERM, 1])
+@pytest.mark.parametrize("status", [leaving.RESUMABLE, leaving.FAILED, 128 + signal.SIGTERM, 1])
 def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(status: int, tmp_path: Path) -> None:
     """Slurm ends the tasks beside one that fails, and srun ends with the highest status."""
     for name, line in {
@@ -132,4 +132,4 @@ def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(status: int, tmp_
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"}
     done = subprocess.run(["bash", "scripts/slurm/train.sbatch"], env=environment, check=False)
     assert done.returncode == status
-    assert (tmp_path / "put_back").exists() == (status == leaving.CAN_GO_ON)
+    assert (tmp_path / "put_back").exists() == (status == leaving.RESUMABLE)

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import UserError
 from harness.processes import meeting
 from harness.processes.launcher import Launcher
-from harness.processes.meeting import Meeting, check_alike
+from harness.processes.meeting import Rendezvous, check_equal
 
 ALIKE: dict[str, Any] = {"seed": "1", "a.py": 1}
 Meet = Callable[..., list[Any]]
@@ -25,15 +25,15 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Meet:
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    kept: list[Meeting] = []  # the store lives as long as that of rank 0
+    kept: list[Rendezvous] = []  # the store lives as long as that of rank 0
 
     def run(
-        do: Callable[[Meeting, int], Any], ranks: tuple[int, ...] = (0, 1), seconds: float = 60.0
+        do: Callable[[Rendezvous, int], Any], ranks: tuple[int, ...] = (0, 1), seconds: float = 60.0
     ) -> list[Any]:
         def be(rank: int) -> Any:
             launcher = Launcher("torchrun", rank=rank, num_processes=2, num_here=2)
             try:
-                kept.append(Meeting(launcher, seconds / 60))
+                kept.append(Rendezvous(launcher, seconds / 60))
                 return do(kept[-1], rank)
             except UserError as error:
                 return str(error)
@@ -44,14 +44,14 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Meet:
     return run
 
 
-def agree(one: Meeting, rank: int) -> dict[str, Any]:
+def agree(one: Rendezvous, rank: int) -> dict[str, Any]:
     return one.agree(lambda: ALIKE, lambda: {"rank": rank})
 
 
 def test_those_that_are_alike_agree_on_what_rank_0_chooses(meet: Meet, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 1")
 
-    def do(one: Meeting, rank: int) -> Any:
+    def do(one: Rendezvous, rank: int) -> Any:
         chosen = agree(one, rank)
         one.check_shared(tmp_path)
         return chosen
@@ -63,7 +63,7 @@ def test_those_that_are_alike_agree_on_what_rank_0_chooses(meet: Meet, tmp_path:
 def test_start_does_not_meet_one_that_failed_before(
     meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(one: Meeting, rank: int) -> Any:
+    def refuse(one: Rendezvous, rank: int) -> Any:
         return one.agree(lambda: {"seed": str(rank)}, dict)
 
     assert all("seed=1" in end for end in meet(refuse))
@@ -73,7 +73,7 @@ def test_start_does_not_meet_one_that_failed_before(
 
 
 def test_what_differs_ends_all_with_the_first_difference(meet: Meet) -> None:
-    def do(one: Meeting, rank: int) -> Any:
+    def do(one: Rendezvous, rank: int) -> Any:
         return one.agree(lambda: {"seed": "2", "a.py": 2} if rank else ALIKE, dict)
 
     ends, host = meet(do), socket.gethostname()
@@ -82,7 +82,7 @@ def test_what_differs_ends_all_with_the_first_difference(meet: Meet) -> None:
 
 
 def test_mistake_of_rank_0_ends_all(meet: Meet) -> None:
-    def do(one: Meeting, rank: int) -> Any:
+    def do(one: Rendezvous, rank: int) -> Any:
         def choose() -> dict[str, Any]:
             raise UserError("No such run.")
 
@@ -107,7 +107,7 @@ def test_folder_that_one_does_not_see_is_told(
         (tmp_path / name / "config.yaml").write_text("seed: 1")
         (tmp_path / name / ".next_config.yaml").write_text(f"devices: {name}")
 
-    def do(one: Meeting, rank: int) -> None:
+    def do(one: Rendezvous, rank: int) -> None:
         agree(one, rank)
         one.check_shared(tmp_path / str(rank))
 
@@ -115,6 +115,6 @@ def test_folder_that_one_does_not_see_is_told(
 
 
 def test_machine_that_hides_itself_is_refused_where_there_are_others() -> None:
-    check_alike([("one", True, {}), ("one", True, {})])
+    check_equal([("one", True, {}), ("one", True, {})])
     with pytest.raises(UserError, match=r"Rank 1 on two .*\nSet GLOO_SOCKET_IFNAME"):
-        check_alike([("one", False, {}), ("two", True, {})])
+        check_equal([("one", False, {}), ("two", True, {})])

@@ -39,7 +39,7 @@ def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's kernel ends orphans")
 def test_process_whose_starter_is_gone_ends_before_it_does_anything() -> None:
     """It would otherwise take itself for a command that a person has typed."""
-    follows = "import harness, sys; print(sys.modules['harness.processes.leaving'].followed)"
+    follows = "import harness, sys; print(sys.modules['harness.processes.leaving'].parent_pid)"
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
     mine = f"{os.getpid()}:rank:/runs/one"

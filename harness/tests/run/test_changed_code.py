@@ -75,7 +75,7 @@ def test_other_packages_are_shown_once_and_what_a_start_computes_with_is_noted(
     assert "changed" not in go_on(run)
     installed = record.packages() | {"Python": "3.99.0"}
     monkeypatch.setattr(record, "packages", lambda: installed)
-    shown = f"Since the run was trained, these have changed: Python {platform.python_version()} -> 3.99.0"
+    shown = f"these have changed: Python {platform.python_version()} -> 3.99.0"
     assert go_on(run).count(shown) == 1
     assert "changed" not in go_on(run)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from harness.run import log_file
 def test_information_of_the_owners_code_is_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowed, "_own", ("small",))
+    monkeypatch.setattr(allowed, "_allowed_names", ("small",))
     log_file.start(tmp_path / "run.log", {"small", "timm"}, True)
     for name in ("small.data", "timm", "harness.run"):
         logging.getLogger(name).info("%s informs", name)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.checkpoints.plain import TooLargeError
-from harness.kinds import RECORDING, SCALARS
+from harness.kinds import REPORTING, SCALARS
 from harness.upstream import num_writes
 
 # Objects without a state of the run: handles of the system, and data sets, which give the same
@@ -61,7 +61,7 @@ class DigestPickler(pickle.Pickler):
             return NotImplemented
         if id(obj) in self.named:
             return text(self.named[id(obj)])
-        if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in RECORDING:
+        if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in REPORTING:
             return text(kind)
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
             # Names are alike in all processes, and several lambdas have one.

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning import callbacks
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from harness.kinds import MACHINERY, package
+from harness.kinds import FRAMEWORKS, package
 from harness.shards import whole
 from harness.upstream import callbacks_of
 
@@ -21,7 +21,7 @@ def begins_epochs(callback: pl.Callback) -> bool:
     stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
     hook = type(callback).on_train_epoch_start
     seeds = getattr(callback, "seeds_hooks", False)
-    return seeds or isinstance(callback, stock) or package(hook) not in MACHINERY
+    return seeds or isinstance(callback, stock) or package(hook) not in FRAMEWORKS
 
 
 def changes_weights_at_end(trainer: pl.Trainer) -> bool:
@@ -31,7 +31,7 @@ def changes_weights_at_end(trainer: pl.Trainer) -> bool:
     """
     found = callbacks_of(trainer)
     hooks = [type(callback).on_train_end for callback in found]
-    is_changed = any(package(hook) not in MACHINERY for hook in hooks) or any(
+    is_changed = any(package(hook) not in FRAMEWORKS for hook in hooks) or any(
         isinstance(callback, callbacks.StochasticWeightAveraging) for callback in found
     )
     is_changed |= is_overridden("on_train_end", trainer.lightning_module)

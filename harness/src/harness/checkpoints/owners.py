@@ -20,7 +20,7 @@ from harness.data.datamodule import DataModule
 from harness.data.loaders import leaves
 from harness.data.randomness import GENERATORS
 from harness.data.shared_batches import SharedBatchSampler, samplers_in
-from harness.kinds import MACHINERY, RECORDING, package
+from harness.kinds import FRAMEWORKS, REPORTING, package
 from harness.shards import parted_like, whole
 from harness.upstream import callbacks_of
 
@@ -38,7 +38,7 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
 def has_attributes(part: nn.Module) -> bool:
     """Return whether attributes of a submodule may count, beside what its ``state_dict`` holds."""
     kind = type(part)  # MinMaxMetric, Running and others keep numbers that are no states
-    return package(kind) not in MACHINERY or kind.__module__.startswith("torchmetrics.wrappers.")
+    return package(kind) not in FRAMEWORKS or kind.__module__.startswith("torchmetrics.wrappers.")
 
 
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
     found["module hparams"] = module.hparams
     if data is not None:
         found |= {"data": data, "data hparams": data.hparams}
-    for callback in (c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY):
+    for callback in (c for c in callbacks_of(trainer) if package(type(c)) not in FRAMEWORKS):
         name = f"callback {type(callback).__name__}"
         number = sum(other.partition("#")[0] == name for other in found)
         found[f"{name}#{number + 1}" if number else name] = callback
@@ -81,7 +81,7 @@ def with_held(found: dict[str, Any]) -> dict[str, Any]:
 def is_own(kind: Any) -> bool:
     """Return whether the state of a class's objects is their attributes, as pickle sees it."""
     packages = {package(base) for base in kind.__mro__[:-1]}
-    if packages & {*MACHINERY, *RECORDING, "torch", "builtins"} or issubclass(kind, IGNORED):
+    if packages & {*FRAMEWORKS, *REPORTING, "torch", "builtins"} or issubclass(kind, IGNORED):
         return False
     how = ("__reduce__", "__reduce_ex__", "__getstate__")
     is_plain = all(getattr(kind, name) is getattr(object, name) for name in how)
@@ -108,7 +108,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
     kind: Any = type(owner)
     if issubclass(kind, dict):  # hyper-parameters
         return dict(owner)
-    authors = [base for base in kind.__mro__[::-1] if package(base) not in (*MACHINERY, "torch")]
+    authors = [base for base in kind.__mro__[::-1] if package(base) not in (*FRAMEWORKS, "torch")]
     of_class = [item for base in authors for item in vars(base).items() if item[0][:2] != "__"]
     found = {n: v for n, v in of_class if isinstance(v, (list, dict, set, deque))} | vars(owner)
     return {

@@ -24,8 +24,8 @@ from harness.errors import AgreedExit
 from harness.files import remove_parts
 from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
-from harness.processes.agreement import Agreement, gather
-from harness.processes.leaving import Signals
+from harness.processes.agreement import Vote, gather
+from harness.processes.leaving import SignalHandlers
 from harness.processes.stopping import is_time_over
 from harness.upstream import callbacks_of, resume
 
@@ -63,10 +63,14 @@ class SafePoint(pl.Callback):
         self.folder, self.num_kept, self.saves = folder, num_kept, saves
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
-        self.logs, self.signals, self.attributes = Logs(folder.parent), Signals(), Attributes()
+        self.logs, self.signals, self.attributes = (
+            Logs(folder.parent),
+            SignalHandlers(),
+            Attributes(),
+        )
         self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
-        self.agreement: Any = None  # an Agreement, while a run trains
-        self.stopping: Any = None  # a Stopping, from ``on_train_start`` on
+        self.agreement: Any = None  # a Vote, while a run trains
+        self.stopping: Any = None  # a SynchronizedStop, from ``on_train_start`` on
         self.norms_at_end: Any = None  # of the weights, before hooks at the end
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
@@ -79,7 +83,7 @@ class SafePoint(pl.Callback):
         """Handle the signals, and get ready to write checkpoints."""
         self.signals.install()
         if stage == "fit":
-            self.agreement = Agreement(trainer)
+            self.agreement = Vote(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
             self.signals.before_leaving = self.io.finish

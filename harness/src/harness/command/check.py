@@ -176,7 +176,9 @@ def _check_training(command: Command) -> None:
         raise UserError(f"name={cfg.name} must be a folder below output_dir, without '..'.")
     if cfg.resume is not None and cfg.checkpoint is None:
         raise UserError(f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null.")
-    if command.is_sweep and (cfg.trainer.get("num_nodes", 1) > 1 or launcher().is_one_of_several):
+    if command.is_sweep and (
+        cfg.trainer.get("num_nodes", 1) > 1 or launcher().has_several_processes
+    ):
         raise UserError(
             "A sweep's jobs run on this machine, each in processes of its own: leave out "
             "trainer.num_nodes, torchrun and srun."

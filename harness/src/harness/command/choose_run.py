@@ -119,7 +119,7 @@ def find(command: Command) -> Path | None:
         if (task := started_by.task) is not None:
             runs = [run for run in runs if re.fullmatch(rf"slurm_\d+_{task}(\.\d+)?", run.name)]
         return runs[-1] if runs else None
-    if not started_by.is_again or "resume=null" in command.overrides:
+    if not started_by.may_be_restart or "resume=null" in command.overrides:
         return None
     words = _without_resume(command.overrides)
     runs = [run for run in runs if _without_resume(run_folder.load_words(run)) == words]

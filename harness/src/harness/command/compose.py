@@ -76,7 +76,7 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
 def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
-    allowed.follow(conf)
+    allowed.load_rules(conf)
     words = as_hydra_reads(task, overrides, conf)
     saved = words_of_resumed_run(words, conf) if task == "train" else []
     folders = config_files.folders(conf, [*saved, *words])

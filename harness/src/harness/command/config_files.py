@@ -16,7 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from harness.allowed import RULES, owners_rules
+from harness.allowed import RULES, read_rules
 from harness.errors import UserError
 from harness.files import LIBRARY, MAX_YAML, read_bytes
 from harness.machine import num_gpus
@@ -135,7 +135,7 @@ def rules(conf: Path) -> dict[str, Any]:
     """
     merged: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
     place = shown(conf / RULES)
-    for name, own in owners_rules(conf).items():
+    for name, own in read_rules(conf).items():
         if name == "allowed":
             continue  # harness.allowed has read them
         if name not in merged:

@@ -73,7 +73,7 @@ class Run:
                 f"There is no {self.conf / allowed.RULES}, which says what a run's config may "
                 "name.\nUse load_run(<folder>, conf=<the folder of the config files>)."
             )
-        allowed.follow(self.conf)
+        allowed.load_rules(self.conf)
         from harness.run.train import load_model
 
         return load_model(self.config, self.checkpoint)
@@ -128,8 +128,8 @@ def _surviving() -> Iterator[None]:
     """Keep the caller's process alive, and its answers to signals what they were."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other may set them
-        before = {number: signal.getsignal(number) for number in leaving.ASKED_TO_LEAVE}
-    leaving.keeps_process = True
+        before = {number: signal.getsignal(number) for number in leaving.EXIT_SIGNALS}
+    leaving.is_notebook = True
     try:
         yield
     except SystemExit as left:  # of Lightning, or agreed after saving
@@ -141,6 +141,6 @@ def _surviving() -> Iterator[None]:
             raise
         raise UserError(str(error)) from None  # a notebook would show all of Hydra's calls
     finally:
-        leaving.keeps_process = False
+        leaving.is_notebook = False
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -42,9 +42,9 @@ from harness.files import FULL, LIBRARY
 from harness.machine import choose_emptiest, gib
 from harness.names import flat, is_below, shown
 from harness.processes import leaving, parent, ranks
-from harness.processes.launcher import global_rank, is_further_rank, launcher_of
-from harness.processes.leaving import leave
-from harness.processes.meeting import Meeting
+from harness.processes.launcher import global_rank, is_child_rank, launcher_of
+from harness.processes.leaving import exit_now
+from harness.processes.meeting import Rendezvous
 from harness.strategies import launchable
 from harness.upstream import quick_start
 from harness.upstream.interpolations import bounded
@@ -65,17 +65,17 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     if arguments is None:
         outlive_readers()
     parent.follow_parent()  # again, for a process that was forked after the imports
-    leaving.answer_signals()
+    leaving.exit_on_signals()
     job = parent.folder_of_job()
     try:
-        allowed.follow(conf)
+        allowed.load_rules(conf)
         enter(task, Path(conf).resolve(), words, job)
     except AgreedExit as agreed:
-        leaving.let_first_leave()
-        leave(agreed.code)  # all is written; data workers and libraries may take seconds to end
+        leaving.let_rank_0_exit_first()
+        exit_now(agreed.code)  # all is written; data workers and libraries may take seconds to end
     except TrainingError:  # it was logged where it was found
         leaving.before_telling(is_mistake=True)
-        leave(1)
+        exit_now(1)
     except UserError as error:
         leaving.before_telling(is_mistake=True)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -86,9 +86,9 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     except Exception as error:
         leaving.before_telling(is_mistake=False)
         tell_of_user(error)
-        if leaving.is_task_of_slurm():
+        if leaving.is_srun_task():
             traceback.print_exc()
-            leave(1)
+            exit_now(1)
         raise
 
 
@@ -121,12 +121,12 @@ def start(command: Command) -> Path:
     Where it cannot run, no folder is left, and a run that it would have gone on with is as before.
     """
     check(command)
-    if leaving.keeps_process and launchable.num_extra_processes(command.cfg.trainer):
+    if leaving.is_notebook and launchable.num_extra_processes(command.cfg.trainer):
         raise UserError(
             "From Python, a run computes in this process, and this strategy starts further ones.\n"
             f"Use strategy=dp, or type python {command.task}.py {' '.join(command.overrides)}"
         )
-    meeting = Meeting(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
+    meeting = Rendezvous(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
     with ExitStack() as locks:
         choose = partial(choose_run.choose, command, locks)
         choice = meeting.agree(partial(fingerprint, command), choose)
@@ -160,7 +160,7 @@ def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
 def compute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config, as any rank of the run."""
     cfg = run_folder.resolved(frozen)
-    if not is_further_rank():  # else the first process has chosen for this one
+    if not is_child_rank():  # else the first process has chosen for this one
         choose_gpus(cfg)
         ranks.start(task, launchable.num_extra_processes(cfg.trainer))
     gc.disable()  # the collector would look through all that is being imported, for a second
@@ -266,7 +266,7 @@ def exit_with(message: str, leaves_at_once: bool = False) -> NoReturn:
     if (rank := global_rank()) and not message.startswith("Rank "):
         message = f"Rank {rank}: {message}"
     message = printable(message, keep="\n")
-    if leaves_at_once or leaving.is_task_of_slurm():
+    if leaves_at_once or leaving.is_srun_task():
         print(message, file=sys.stderr)
-        leave(1)
+        exit_now(1)
     sys.exit(message)

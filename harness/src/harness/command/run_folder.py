@@ -213,7 +213,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
         return
     refuse_links(run_dir)
-    end = time.monotonic() + (LOCK_SECONDS if launcher().is_again else 0.0)
+    end = time.monotonic() + (LOCK_SECONDS if launcher().may_be_restart else 0.0)
     with _writing():
         file = (run_dir / LOCK).open("a+")
     with file:

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from harness.data.randomness import END, mix, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
-from harness.processes.leaving import be_data_worker, end_data_workers
+from harness.processes.leaving import kill_data_workers, set_up_data_worker
 from harness.upstream.one_rank import seen_as_it_is
 from harness.upstream.processes import end_where_nothing_is_sent
 
-atexit.register(end_data_workers)  # after the imports above, and so before their exit handlers
+atexit.register(kill_data_workers)  # after the imports above, and so before their exit handlers
 
 
 def start_worker(worker_id: int, then: Callable[[int], object] | None = None) -> None:
@@ -34,7 +34,7 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
     ``then`` is the ``worker_init_fn`` of the user's loader.
     """
     pl_worker_init_function(worker_id)
-    be_data_worker()
+    set_up_data_worker()
     end_where_nothing_is_sent(os._exit)
     if then is not None:
         then(worker_id)

@@ -19,7 +19,7 @@ from harness.data.loaders import leaves
 from harness.errors import UserError
 from harness.exact.seeded_steps import DROPOUTS
 from harness.kinds import BATCH_NORMS
-from harness.processes.agreement import Agreement
+from harness.processes.agreement import Vote
 
 log = logging.getLogger(__name__)
 EVERY_N_STEPS = 16  # how often to look whether the trained parameters or modes have changed
@@ -60,7 +60,7 @@ class ParityChecks(pl.Callback):
         from harness.exact.collectives import Ranks
         from harness.exact.parity_check import ParityCheck
 
-        self.check, self.agreement = ParityCheck(trainer, Ranks(trainer)), Agreement(trainer)
+        self.check, self.agreement = ParityCheck(trainer, Ranks(trainer)), Vote(trainer)
         self.started = time.monotonic()
         planned = int(min(trainer.estimated_stepping_batches, 2**62))
         self.every = max(1, planned // 8)  # finds what changes late in a long epoch

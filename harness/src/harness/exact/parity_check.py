@@ -44,7 +44,7 @@ from harness.exact.parity_verdict import (
 )
 from harness.exact.sketches import difference
 from harness.exact.snapshot import NotCheckedError, Snapshot
-from harness.kinds import MACHINERY, package
+from harness.kinds import FRAMEWORKS, package
 from harness.shards import has_parts
 from harness.upstream import callbacks_of
 from harness.upstream.processes import has_communication_hook
@@ -254,7 +254,7 @@ class ParityCheck:
         users = [
             callback
             for callback in callbacks_of(self.trainer)
-            if package(type(callback)) not in MACHINERY
+            if package(type(callback)) not in FRAMEWORKS
             and getattr(type(callback), hook) is not getattr(pl.Callback, hook)
         ]
         states = [Snapshot(callback).fingerprint() for callback in users]

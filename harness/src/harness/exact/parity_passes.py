@@ -32,7 +32,7 @@ from harness.exact.self_log import operation
 from harness.exact.sketches import Sketches, sketch_of, take
 from harness.exact.snapshot import Snapshot
 from harness.exact.undisturbed import do_nothing, full_precision, gradients_aside, quiet
-from harness.kinds import BATCH_NORMS, MACHINERY, package
+from harness.kinds import BATCH_NORMS, FRAMEWORKS, package
 from harness.strategies.parallel_forward import running_chunk
 from harness.upstream import callbacks_of
 from harness.upstream.logged_values import merge, named_metrics, reduced
@@ -73,7 +73,7 @@ class Passes:
         self.is_mixed = isinstance(self.plugin, MixedPrecision)
         self.named = dict(self.module.named_parameters())
         self.result, self.averages = Result(), False
-        self.users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
+        self.users = [c for c in callbacks_of(trainer) if package(type(c)) not in FRAMEWORKS]
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Passes":
@@ -253,7 +253,7 @@ class Passes:
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Call backward, after the hooks before it: those of the user and of ``GlobalBatches``."""
         for callback in callbacks_of(self.trainer):
-            is_of_user = package(type(callback)) not in MACHINERY
+            is_of_user = package(type(callback)) not in FRAMEWORKS
             if is_of_user or callback is self.global_batches:
                 callback.on_before_backward(self.trainer, self.module, loss)
         self.module.on_before_backward(loss)

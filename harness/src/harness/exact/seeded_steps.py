@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
 from harness.data.randomness import mix, seed_generators
-from harness.kinds import MACHINERY, package
+from harness.kinds import FRAMEWORKS, package
 from harness.upstream import callbacks_of
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -38,7 +38,7 @@ class SeededSteps(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Switch off hooks here that only seed the user's hooks of that name, if there are none."""
-        users = [c for c in callbacks_of(trainer) if package(type(c)) not in MACHINERY]
+        users = [c for c in callbacks_of(trainer) if package(type(c)) not in FRAMEWORKS]
         for hook in ("on_before_optimizer_step", "on_train_batch_end"):
             is_used = is_overridden(hook, pl_module) or any(
                 getattr(type(user), hook) is not getattr(pl.Callback, hook) for user in users

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.data.randomness import GENERATORS
-from harness.kinds import MACHINERY, RECORDING, SCALARS, package, sum_dtype
+from harness.kinds import FRAMEWORKS, REPORTING, SCALARS, package, sum_dtype
 
 MOST_BYTES = 64 * 2**20  # of copies on the host
 MOST_OBJECTS = 100_000
@@ -117,7 +117,7 @@ class Snapshot:
             if kind.__module__ != "builtins" and hasattr(value, "__dict__"):
                 yield vars(value)  # a subclass of a container
         elif isinstance(value, types.FunctionType):
-            if package(value) in (*MACHINERY, "torch"):
+            if package(value) in (*FRAMEWORKS, "torch"):
                 return
             for cell in value.__closure__ or ():
                 with_content = cell_content(cell)
@@ -135,15 +135,15 @@ class Snapshot:
             raise NotCheckedError("it holds a module of torch.jit")
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             is_module = isinstance(value, nn.Module)
-            if not is_module and (package(kind) in ("harness", *RECORDING) or is_internal(kind)):
+            if not is_module and (package(kind) in ("harness", *REPORTING) or is_internal(kind)):
                 return
             self.labels[id(vars(value))] = kind.__name__
             dicts = [item for item in vars(value).values() if isinstance(item, dict)]
             self.labels |= {id(item): kind.__name__ for item in dicts}
             yield vars(value)
-            if package(kind) not in (*MACHINERY, "torch"):
+            if package(kind) not in (*FRAMEWORKS, "torch"):
                 yield from self._of_class(kind)
-        if package(kind) not in (*MACHINERY, "torch", "builtins", "numpy"):
+        if package(kind) not in (*FRAMEWORKS, "torch", "builtins", "numpy"):
             bases = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
             members = [item for base in bases for item in base.items()]
             slots = {name for name, item in members if isinstance(item, types.MemberDescriptorType)}
@@ -153,7 +153,7 @@ class Snapshot:
 
     def _of_class(self, kind: type) -> Iterator[Any]:
         """Save the numbers, strings and containers of a user's class, and of its Python file."""
-        classes = [k for k in kind.__mro__ if package(k) not in (*MACHINERY, "torch", "builtins")]
+        classes = [k for k in kind.__mro__ if package(k) not in (*FRAMEWORKS, "torch", "builtins")]
         for scope in {id(s): s for s in [*classes, sys.modules.get(kind.__module__)] if s}.values():
             for name, value in list(vars(scope).items()):
                 if name[:2] != "__" and (type(value) in SCALARS or isinstance(value, GLOBALS)):

@@ -20,7 +20,7 @@ SECONDS_BETWEEN, MOST_STEPS_BETWEEN = 0.5, 10
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default process group
 
 
-class Agreement:
+class Vote:
     """The maximum of some numbers over all ranks, by an asynchronous all-reduce.
 
     The all-reduce runs during the training, in a gloo group of its own. Each rank reads the result

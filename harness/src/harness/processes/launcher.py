@@ -26,12 +26,12 @@ class Launcher:
     num_here: int = 1  # processes on this machine
     num_nodes: int = 1
     job: str | None = None  # the same name for all restarts of the run
-    is_again: bool = False  # whether this start may be a restart of the same run
+    may_be_restart: bool = False  # whether this start may be a restart of the same run
     task: str | None = None  # index in a Slurm job array
     num_torchruns: int = 1  # torchruns that srun started; unknown after a restart by torchrun
 
     @property
-    def is_one_of_several(self) -> bool:
+    def has_several_processes(self) -> bool:
         """Return whether the launcher started several processes, which must reach each other."""
         return self.num_processes > 1
 
@@ -55,7 +55,7 @@ def launcher() -> Launcher:
     """Return the ``Launcher`` that this process's environment describes."""
     env, num_tasks = os.environ, number("SLURM_STEP_NUM_TASKS", 1)
     is_requeued, job = number("SLURM_RESTART_COUNT") > 0, _slurm_job()
-    alone = Launcher(job=job, is_again=is_requeued, task=env.get("SLURM_ARRAY_TASK_ID"))
+    alone = Launcher(job=job, may_be_restart=is_requeued, task=env.get("SLURM_ARRAY_TASK_ID"))
     if "TORCHELASTIC_RUN_ID" in env:
         run_id, was_restarted = _torchrun_id(), number("TORCHELASTIC_RESTART_COUNT") > 0
         return replace(
@@ -68,7 +68,7 @@ def launcher() -> Launcher:
             num_nodes=number("GROUP_WORLD_SIZE", 1),
             job=job or run_id,
             # torchrun does not count a restart when it loses or gains a machine.
-            is_again=is_requeued or was_restarted or (job is None and run_id is not None),
+            may_be_restart=is_requeued or was_restarted or (job is None and run_id is not None),
             num_torchruns=1 if was_restarted else num_tasks,
         )
     if num_tasks > 1:
@@ -94,14 +94,14 @@ def launcher_of(trainer: Any) -> Launcher:
     return this
 
 
-def is_further_rank() -> bool:
+def is_child_rank() -> bool:
     """Return whether local rank 0, and no launcher, started this process as another rank."""
     return os.environ.get("LOCAL_RANK", "0") != "0" and launcher().name == "python"
 
 
 def global_rank() -> int:
     """Return the rank of this process in its run, from the environment; 0 in a single process."""
-    if (this := launcher()).is_one_of_several:
+    if (this := launcher()).has_several_processes:
         return this.rank
     # Without a launcher, local rank 0 of another machine has only NODE_RANK set.
     return number("RANK", max(number("LOCAL_RANK"), number("NODE_RANK")))

@@ -24,7 +24,7 @@ SHARE_SECONDS = 20.0  # a network disk shows a new file to all machines within t
 READ_SECONDS = 0.5  # rank 0 may serve the store: the others read its error within this time
 
 
-class Meeting:
+class Rendezvous:
     """Common decisions of the processes of one run; a single process decides at once.
 
     Args:
@@ -36,7 +36,7 @@ class Meeting:
         self.rank, self.minutes = launcher.rank, minutes
         self.others = range(1, launcher.num_processes)
         self.host = socket.gethostname()
-        self.store: Any = connect(launcher, minutes) if launcher.is_one_of_several else None
+        self.store: Any = connect(launcher, minutes) if launcher.has_several_processes else None
         self.key = "start"  # the store's key of the next decision
 
     def agree(
@@ -55,7 +55,7 @@ class Meeting:
             return choose()
 
         def decide(processes: Sequence[Any]) -> Any:
-            check_alike(processes)
+            check_equal(processes)
             return choose()
 
         return dict(self._decide((self.host, _is_hidden(self.host), fingerprint()), decide))
@@ -155,7 +155,7 @@ def connect(launcher: Launcher, minutes: float) -> Any:
     return PrefixStore(f"harness/{start}", store)
 
 
-def check_alike(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> None:
+def check_equal(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> None:
     """Raise a ``UserError`` if a process differs from rank 0, or if others cannot reach it.
 
     Args:

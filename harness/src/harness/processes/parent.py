@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.processes.launcher import is_further_rank
+from harness.processes.launcher import is_child_rank
 
 PARENT = "HARNESS_PARENT"  # "<pid of the parent>:<rank or job>:<folder of this process>"
 # Variables that launchers set in the processes of one run.
@@ -29,14 +29,14 @@ def follow_parent() -> None:
     user typed follows no parent. Slurm ends the processes of its jobs by itself.
     """
     pid, role, _ = _parent()
-    if sys.platform != "linux" or (role == "rank" and not is_further_rank()):
+    if sys.platform != "linux" or (role == "rank" and not is_child_rank()):
         return  # in the second case, this program only inherited the variable
     if not role and "TORCHELASTIC_RUN_ID" in os.environ:
         pid = os.getppid()
     if pid and (pid == os.getppid() or not _is_alive(pid)):
         from harness.processes import leaving  # not needed in a notebook
 
-        leaving.follow(pid)
+        leaving.end_with_parent(pid)
 
 
 def folder_of_run() -> Path | None:
@@ -47,7 +47,7 @@ def folder_of_run() -> Path | None:
     pid, role, run_dir = _parent()
     if role != "rank":
         return None
-    if is_further_rank() and pid == os.getppid():
+    if is_child_rank() and pid == os.getppid():
         return Path(run_dir)
     for name in filter(OF_LAUNCHERS.fullmatch, list(os.environ)):
         del os.environ[name]

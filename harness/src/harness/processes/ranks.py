@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 WAITS = "HARNESS_WAITS"
 # A signal that ended another rank reaches this process as well, which may need this long to save.
-ASKED_SECONDS = 5.0
+SIGNAL_SECONDS = 5.0
 started: dict[str, subprocess.Popen[bytes]] = {}  # processes by LOCAL_RANK
 
 
@@ -48,7 +48,7 @@ def wait() -> None:
         os.environ.update(json.loads(environment))
 
 
-def take_over_launcher() -> None:
+def patch_lightning_launcher() -> None:
     """Make Lightning adopt the ranks that were started early, and watch them by ``observe``."""
     from harness.upstream.processes import replace_process_observer, replace_starter
 
@@ -81,8 +81,8 @@ def _wait_for(rank: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a rank ends, and then end this process, if the run still needs that rank."""
     status = process.wait()
     signum = -status if status < 0 else status - 128
-    if signum in leaving.ASKED_TO_LEAVE:
-        time.sleep(ASKED_SECONDS)
+    if signum in leaving.EXIT_SIGNALS:
+        time.sleep(SIGNAL_SECONDS)
     if not status or process not in leaving.ranks:
         return
     # Status 1: the rank has printed its error.
@@ -93,4 +93,4 @@ def _wait_for(rank: int, process: subprocess.Popen[bytes]) -> None:
         rank,
         signal.Signals(-status).name if status < 0 else f"exit status {status}",
     )
-    leaving.leave(128 + signum if signum in leaving.ASKED_TO_LEAVE else 1)
+    leaving.exit_now(128 + signum if signum in leaving.EXIT_SIGNALS else 1)

@@ -13,7 +13,7 @@ from harness.processes.agreement import gather
 from harness.upstream import callbacks_of
 
 
-class Stopping:
+class SynchronizedStop:
     """Delay a stop that one rank requests until all ranks stop at the same step.
 
     If one rank stopped alone, the others would wait for it for ever. No step waits for a decision:

@@ -33,8 +33,8 @@ from harness.exact.seeded_steps import SeededSteps
 from harness.exact.self_log import SelfLog
 from harness.knobs.speed import SWITCHES, Speed
 from harness.processes.launcher import environments
-from harness.processes.ranks import take_over_launcher
-from harness.processes.stopping import Stopping
+from harness.processes.ranks import patch_lightning_launcher
+from harness.processes.stopping import SynchronizedStop
 from harness.run import summary
 from harness.run.optimizer_states import OptimizerStates
 from harness.strategies import ddp
@@ -102,7 +102,7 @@ def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
     # Lightning's launcher: it adopts ranks that were started early, and names a rank that dies.
-    take_over_launcher()
+    patch_lightning_launcher()
     # The library's callbacks, and the profiler: hooks that they lack cost no call in a step.
     spare_empty_calls(trainer)
     # setup, *_dataloader, configure_optimizers: the user's code sees a world size of 1, so that
@@ -145,7 +145,7 @@ class Attachments(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach what runs after the hooks of all callbacks, the module and the strategy."""
         if safe_point := one_of(trainer, SafePoint):
-            stopping = safe_point.stopping = Stopping(safe_point.agreement.group)
+            stopping = safe_point.stopping = SynchronizedStop(safe_point.agreement.group)
             # A resumed run gets its state after hooks that would overwrite it.
             run_last(trainer, "on_train_start", partial(safe_point.begin_epochs, trainer))
             # A run that is complete is saved after hooks that set other weights.

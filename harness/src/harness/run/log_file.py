@@ -9,7 +9,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from harness.allowed import is_owners
+from harness.allowed import is_in_rules
 from harness.errors import printable
 from harness.files import FULL
 
@@ -59,7 +59,7 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         # The owner's code has the screen for what it says at level INFO, too.
-        logger.handlers = [of_owner if is_owners(name) else screen, *handlers]
+        logger.handlers = [of_owner if is_in_rules(name) else screen, *handlers]
         _configured.add(name)
 
 

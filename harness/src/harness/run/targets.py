@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 from pytorch_lightning.loggers import Logger
 from torch import nn
 
-from harness.allowed import imported
+from harness.allowed import import_targets
 from harness.data.facts import PREFIX
 from harness.errors import UserError
 from harness.names import did_you_mean
@@ -24,9 +24,9 @@ def check_targets(cfg: Any) -> None:
     """Check every ``_target_`` of a config and its arguments before any of them is called.
 
     Raises:
-        UserError: with the key, and the nearest name or argument; see ``allowed.imported`` as well.
+        UserError: with the key, and the nearest name or argument; see also ``import_targets``.
     """
-    for key, node, called in imported(cfg):
+    for key, node, called in import_targets(cfg):
         target = node["_target_"]
         try:
             parameters = inspect.signature(called).parameters

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", metavar="key=value", help="as of train.py")
     words = parser.parse_args(arguments).words
     try:
-        if launcher().is_one_of_several:
+        if launcher().has_several_processes:
             raise UserError("tune measures on one device: start it without torchrun and srun.")
         command = compose_command("train", words)
         check(command)
