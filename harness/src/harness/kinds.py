@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SCALARS = {type(None), bool, int, float, complex, str, bytes, bytearray}
 SCALARS |= {torch.Size, torch.dtype, torch.device, torch.layout}
@@ -17,6 +17,7 @@ RUNNING_STATS_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.In
 
 # Types of devices without tensors in double precision: Apple's GPU.
 WITHOUT_FLOAT64 = {"mps"}
+MOST_SUMMED = 2**22  # elements of a large tensor that are summed
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -27,3 +28,9 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 def package(kind: Any) -> str:
     """Return the name of the package that defines a class."""
     return str(kind.__module__).partition(".")[0]
+
+
+def corner(tensor: Tensor) -> Tensor:
+    """Return the first elements of a large tensor, as a view: a sum makes a copy of 64 bits."""
+    length = int(MOST_SUMMED ** (1 / max(1, tensor.ndim)))
+    return tensor if tensor.numel() <= MOST_SUMMED else tensor[(slice(length),) * tensor.ndim]

@@ -2,14 +2,18 @@
 
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from harness.checkpoints import digests
 from harness.checkpoints.digests import digest
 from harness.checkpoints.plain import MAX_KEPT, Packer
+from harness.exact.snapshot import MOST_ELEMENTS, Snapshot
+from harness.kinds import MOST_SUMMED, corner
 
 MANY = 300_000
 
@@ -35,6 +39,7 @@ LARGE: dict[str, Any] = {
     "dict": lambda: {f"images/{i:08}.png": i for i in range(MANY)},
     "deque": lambda: deque(range(MANY), maxlen=MANY),
     "object": lambda: Index(),
+    "text": lambda: ["é" * 2**22],
     "tensor": lambda: torch.zeros(2**23),
 }
 CHANGES: dict[str, Any] = {
@@ -42,6 +47,7 @@ CHANGES: dict[str, Any] = {
     "dict": lambda value: value.update(a=1),
     "deque": lambda value: value.append(1),
     "object": lambda value: value.paths.pop(),
+    "text": lambda value: value.append("a"),
     "tensor": lambda value: value[7].fill_(1),
 }
 
@@ -61,6 +67,74 @@ def test_a_large_value_is_compared_by_its_size_and_a_sample(kind: str) -> None:
     assert digest(value, {}) != before
 
 
+class Reports:
+    """An object that says how much it holds, as frames and tables do, and notes its pickles."""
+
+    num_pickled = 0
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        Reports.num_pickled += 1
+        return str, ("",)
+
+
+class Table(Reports):
+    nbytes = 2**30
+
+
+class Frame(Reports):
+    def estimated_size(self) -> int:
+        return 2**30
+
+
+def test_a_long_text_is_compared_by_its_identity_and_length() -> None:
+    text = "a" * 2**22
+    assert len(repr(digest(text, {}))) < 1000
+    assert digest(text, {}) == digest(text, {}) != digest(text + "a", {})
+
+
+def test_of_many_small_objects_a_fixed_number_is_read(monkeypatch) -> None:
+    Reports.num_pickled = 0
+    value = [Reports() for _ in range(10 * digests.MAX_OBJECTS)]
+    before = digest(value, {})
+    assert 0 < Reports.num_pickled <= digests.MAX_OBJECTS
+    value.append(value[0])
+    assert digest(value, {}) != before
+    sizes: list[int] = []
+    real = digests.zlib.crc32
+    monkeypatch.setattr(digests.zlib, "crc32", lambda x: sizes.append(x.nbytes) or real(x))
+    rows = [torch.zeros(2**18) for _ in range(100)]  # 100 MiB
+    before = digest(rows, {})
+    assert 0 < sum(sizes) <= digests.MAX_NUMBERS
+    rows[-1][0] = 1
+    assert digest(rows, {}) != before
+
+
+def test_an_object_that_says_how_much_it_holds_is_not_pickled() -> None:
+    """A frame of polars makes a copy of all of its columns."""
+    Reports.num_pickled = 0
+    frame = Frame()
+    assert digest({"x": [Table(), frame]}, {})
+    assert digest(frame, {}) == digest(frame, {})
+    assert digest(frame, {}) != digest(Frame(), {})
+    assert Reports.num_pickled == 0
+
+
+class Unsized:
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+
+@pytest.mark.parametrize(
+    "of", [lambda: torch.tensor(1.0), Unsized, lambda: [[["a"] * 64] * 64] * 64]
+)
+def test_what_a_large_list_holds_may_have_no_length_or_many_levels(of: Any) -> None:
+    value = [of() for _ in range(30_000)]
+    before = digest(value, {})
+    assert len(repr(before)) < 300_000  # of 10 MB
+    value.pop()
+    assert digest(value, {}) != before
+
+
 def test_a_checkpoint_keeps_what_is_not_larger_than_its_budget() -> None:
     packer = Packer(named={})
     fits = [torch.ones(MAX_KEPT // 8), {"a": [1] * 1000}]
@@ -71,3 +145,26 @@ def test_a_checkpoint_keeps_what_is_not_larger_than_its_budget() -> None:
     assert packer.pack_attribute([fits[0].clone() for _ in range(3)], ("callback", "much")) is None
     assert packer.objects == [(("callback", "much"), "larger than 64 MiB")]
     assert packer.pack_attribute([0] * (MAX_KEPT // 128), ("callback", "long")) is None
+
+
+class Counted(list[int]):
+    """A list that counts how many of its elements are read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Any:
+        for element in super().__iter__():
+            Counted.num_read += 1
+            yield element
+
+
+def test_the_parity_check_copies_nothing_large_of_a_data_module_or_a_callback() -> None:
+    holder: Any = SimpleNamespace(paths=Counted(range(10**6)))
+    Snapshot(data=holder)
+    assert 0 < Counted.num_read <= MOST_ELEMENTS + 1
+    table = torch.ones(64, 2**18)  # 64 MiB, of which a sum in double precision would copy 128
+    assert corner(table).numel() <= MOST_SUMMED
+    assert corner(table).data_ptr() == table.data_ptr()
+    before = Snapshot(SimpleNamespace(table=table)).fingerprint()
+    table[0, 0] = 2
+    assert Snapshot(SimpleNamespace(table=table)).fingerprint() != before

@@ -14,6 +14,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.data.randomness import GENERATORS
-from harness.kinds import FRAMEWORKS, REPORTING, SCALARS, package, sum_dtype
+from harness.kinds import FRAMEWORKS, REPORTING, SCALARS, corner, package, sum_dtype
 
 MOST_BYTES = 64 * 2**20  # of copies on the host
 MOST_OBJECTS = 100_000
@@ -198,7 +199,7 @@ class Snapshot:
 
     def fingerprint(self) -> list[str]:
         """Return strings that differ if a number, or the sum of a tensor, differs."""
-        detached = [tensor.detach() for tensor, *_ in self.tensors]
+        detached = [corner(tensor.detach()) for tensor, *_ in self.tensors]
         sums = [float(tensor.to(sum_dtype(tensor.device)).sum()) for tensor in detached]
         return [repr(sums), repr({place: n.tolist() for place, n in self.numbers().items()})]
 
@@ -232,7 +233,8 @@ class Snapshot:
 
 def is_large(value: Any) -> bool:
     """Return whether a container has more than ``MOST_ELEMENTS``."""
-    return isinstance(value, (*CONTAINERS, tuple)) and len(elements_of(value)) > MOST_ELEMENTS
+    is_container = isinstance(value, (*CONTAINERS, tuple))
+    return is_container and any(True for _ in islice(iter(value), MOST_ELEMENTS, MOST_ELEMENTS + 1))
 
 
 def elements_of(value: Any) -> list[Any]:
