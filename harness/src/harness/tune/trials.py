@@ -166,7 +166,7 @@ def fit(
             sharing.sharing = []  # what comes from ``Endless`` has no place in an epoch
             return train_on(loaders) if method == "train_dataloader" else loaders
 
-        sharing.make_loaders = make_loaders  # type: ignore[method-assign,assignment]
+        sharing.make_loaders = make_loaders  # type: ignore[method-assign]
         with user_errors(cfg), suppress(EnoughError):
             (start or (lambda *built: trainer.fit(*built[1:])))(trainer, model, data)
 
