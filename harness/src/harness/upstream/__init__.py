@@ -1,23 +1,23 @@
-"""Everything that touches what Lightning, torch and torchmetrics keep private.
+"""All code that uses private names of Lightning, torch, torchmetrics and OmegaConf.
 
-Each file says what breaks without it; versions.py lists the private names. For a new version, raise
-its bound there and in requirements.txt, and run ``pytest harness/tests/upstream
-harness/tests/checkpoints harness/tests/test_same_experiment.py``. Hydra has no part in this.
+Each file's docstring names what breaks without it. ``versions.py`` lists the private names. For a
+new version of a package, raise its bound there and in requirements.txt, and run ``pytest
+harness/tests/upstream harness/tests/checkpoints harness/tests/test_same_experiment.py``.
 """
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what comes before the imports of a run takes a module of this package as well
+if TYPE_CHECKING:  # this package must be quick to import
     import pytorch_lightning as pl
     from torch import Tensor
 
 
 def callbacks_of(trainer: "pl.Trainer") -> "list[pl.Callback]":
-    """Return the callbacks in their order, with the type that Lightning 2.6 hides from mypy."""
+    """Return the trainer's callbacks in order. Lightning 2.6 hides their type from mypy."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return callbacks
 
 
 def num_writes(tensor: "Tensor") -> int:
-    """Return how often a tensor was written to, as torch counts for autograd."""
+    """Return how many in-place writes to a tensor torch has counted for autograd."""
     return tensor._version

@@ -1,8 +1,8 @@
-"""Gets between Lightning and the methods of the user's that it calls.
+"""Intercept Lightning's calls of the user's methods, but not the user's own calls.
 
-Without it the user's own calls could not be told from Lightning's: a loader that a hook asks for
-would be a loader of the run. Objects of the user carry nothing of it, and can be copied.
-``harness/tests/upstream/test_hooks.py`` fails where Lightning asks in another way.
+Otherwise a loader that a user's hook requests would become a loader of the run. Nothing is attached
+to the user's objects, so they can be copied. ``harness/tests/upstream/test_hooks.py`` fails if a
+version of Lightning calls in another way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 
-Make = Callable[[], Any]
+Request = Callable[[], Any]
 LAST = WeakKeyDictionary[Any, set[str]]()  # hooks of a strategy that ``run_last`` has replaced
 
 
 def around_hooks(
     trainer: pl.Trainer,
-    owners: Sequence[pl.LightningModule | pl.LightningDataModule],
+    objects: Sequence[pl.LightningModule | pl.LightningDataModule],
     hooks: Sequence[str],
     context: Callable[[pl.Trainer], AbstractContextManager[None]],
 ) -> None:
-    """Enter a context while Lightning calls some hooks of its module or data module.
+    """Enter a context manager around some hooks of the module or data module.
 
-    Lightning calls each hook in a context of its profiler, which has a name.
+    Lightning calls each hook in a context of its profiler, whose name identifies the hook.
     """
     kinds = ("LightningModule", "LightningDataModule")
-    bases = [kinds[isinstance(owner, pl.LightningDataModule)] for owner in owners]
-    named = {
-        f"[{base}]{type(owner).__name__}.{hook}"
-        for base, owner in zip(bases, owners, strict=True)
+    bases = [kinds[isinstance(item, pl.LightningDataModule)] for item in objects]
+    names = {
+        f"[{base}]{type(item).__name__}.{hook}"
+        for base, item in zip(bases, objects, strict=True)
         for hook in hooks
     }
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set untyped
@@ -42,14 +42,14 @@ def around_hooks(
         with profile(action_name), context(trainer):
             yield
 
-    profiler.profile = lambda name: both(name) if name in named else profile(name)
+    profiler.profile = lambda name: both(name) if name in names else profile(name)
 
 
 def run_last(trainer: pl.Trainer, hook: str, function: Callable[..., None]) -> None:
-    """Call a function after all callbacks, the module and the strategy have had a hook.
+    """Call a function after a hook of all callbacks, the module and the strategy.
 
-    The function gets the arguments of the strategy's hook, which Lightning calls last. Several
-    functions are called in the order in which they were given.
+    Lightning calls the strategy's hook last; the function gets the same arguments. Several
+    functions run in the order in which they were added.
     """
     strategy: Any = trainer.strategy
     earlier = getattr(strategy, hook)
@@ -63,15 +63,15 @@ def run_last(trainer: pl.Trainer, hook: str, function: Callable[..., None]) -> N
 
 
 def restore_hooks(trainer: pl.Trainer) -> None:
-    """Give the strategy its own hooks back."""
+    """Restore the strategy's own hooks."""
     for hook in LAST.pop(trainer.strategy, ()):
         vars(trainer.strategy).pop(hook, None)
 
 
-def on_request(trainer: pl.Trainer, make: Callable[[Any, str, Make], Any]) -> None:
-    """Make the loaders that Lightning asks module or data module for, and no others.
+def on_request(trainer: pl.Trainer, make: Callable[[Any, str, Request], Any]) -> None:
+    """Call ``make`` for each loader that Lightning requests from the module or data module.
 
-    ``make`` gets the owner, the method's name, and what Lightning would do.
+    ``make`` gets that object, the name of its method, and a function that calls the method.
     """
     fit: Any = trainer.fit_loop
     evaluations = (trainer.validate_loop, trainer.test_loop, trainer.predict_loop)

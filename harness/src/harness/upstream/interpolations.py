@@ -1,8 +1,8 @@
-"""Bound what the interpolations of a config cost.
+"""Limit the number and size of a config's interpolations.
 
-``a: ${b}${b}`` of ``b: ${c}${c}`` and so on doubles with each line, and OmegaConf follows them to
-the end: a YAML file of 500 bytes would take hours. It has no limit and no hook for one. Without
-this file ``tests/command/test_trust.py`` waits for ever.
+With ``a: ${b}${b}``, ``b: ${c}${c}`` and so on, each line doubles the work: a YAML file of 500
+bytes would take hours to resolve. OmegaConf has no limit, and no hook for one. Without this file
+``tests/command/test_trust.py`` hangs.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from omegaconf.base import Container
 
 from harness.errors import UserError
 
-MAX_NUM = 10_000  # interpolations that a command resolves; the template's configs have 30
-MAX_TEXT = 2**24  # characters of what they stand for
-MAX_DEPTH = 20  # of interpolations in what another one stands for
+MAX_NUM = 10_000  # interpolations per command; the template's configs have 30
+MAX_TEXT = 2**24  # characters of their values
+MAX_DEPTH = 20  # of nested interpolations
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Let a block resolve so many interpolations and no more.
+    """Limit the interpolations that are resolved in this context.
 
     Raises:
-        UserError: it would resolve more.
+        UserError: at the end, if they exceed a limit.
     """
     original, num, text, depth = Container.resolve_parse_tree, 0, 0, 0
 
@@ -44,7 +44,7 @@ def bounded() -> Iterator[None]:
         Container.resolve_parse_tree = original  # type: ignore[method-assign]
     if num > MAX_NUM or text > MAX_TEXT:
         raise UserError(
-            f"The config has more than {MAX_NUM:,} interpolations with those that they stand for, "
-            f"more than {MAX_TEXT >> 20} MiB,\nor {MAX_DEPTH} that stand for each other. Write the "
-            "values out, or leave out the YAML file that has them."
+            f"The config's interpolations (${{...}}) exceed a limit: {MAX_NUM:,} in number, "
+            f"{MAX_TEXT >> 20} MiB of text,\nor {MAX_DEPTH} nested. Write the values out, or "
+            "remove the YAML file that has them."
         )

@@ -1,9 +1,9 @@
-"""Make ``lightning.pytorch`` and ``lightning.fabric`` other names of the modules that run here.
+"""Make ``lightning.pytorch`` and ``lightning.fabric`` aliases of the packages in use.
 
-The distribution ``lightning`` is a copy of ``pytorch_lightning`` and ``lightning_fabric`` whose
-classes are others, and most public modules are written for it: a Trainer of the one refuses a
-module of the other. Here ``import lightning.pytorch.callbacks`` yields the very module
-``pytorch_lightning.callbacks``, whether the copy is installed or not. Uses nothing private.
+The distribution ``lightning`` is a copy of ``pytorch_lightning`` and ``lightning_fabric`` with
+classes of its own. Most public modules are written for it, and a Trainer of one package refuses a
+module of the other. With this file, ``import lightning.pytorch.callbacks`` returns the module
+``pytorch_lightning.callbacks``, whether ``lightning`` is installed or not. Uses nothing private.
 """
 
 import sys
@@ -19,12 +19,12 @@ REAL = {"lightning.pytorch": "pytorch_lightning", "lightning.fabric": "lightning
 
 
 class OtherNames(MetaPathFinder, Loader):
-    """Find a module by its name in the copy, and give the one that runs here."""
+    """Import a module of ``lightning`` as the module of the same name in ``REAL``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return nothing for a module that has no other name, or does not exist."""
+        """Return a spec for an alias; None if the name is not one, or its module does not exist."""
         if fullname == "lightning":
             is_installed = PathFinder.find_spec(fullname, path) is not None
             return None if is_installed else ModuleSpec(fullname, self, is_package=True)
@@ -34,26 +34,26 @@ class OtherNames(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=real.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the real module in the place of the empty one; it keeps its own name and spec."""
+        """Replace the empty module by the real one, which keeps its own name and spec."""
         if module.__name__ == "lightning":
-            vars(module)["__getattr__"] = top_attribute  # an import alone takes no torch
+            vars(module)["__getattr__"] = top_attribute  # imports torch only when used
         else:
             sys.modules[module.__name__] = import_module(real_name(module.__name__))
 
 
 def real_name(name: str) -> str:
-    """Return what a module of the copy is called here; nothing for any other module."""
-    for other, real in REAL.items():
-        if name == other or name.startswith(f"{other}."):
-            return real + name.removeprefix(other)
+    """Return the real name of an alias; "" for any other module."""
+    for alias, real in REAL.items():
+        if name == alias or name.startswith(f"{alias}."):
+            return real + name.removeprefix(alias)
     return ""
 
 
 def top_attribute(name: str) -> Any:
-    """Look up a name of ``lightning`` itself where that is not installed."""
+    """Return an attribute of ``lightning`` itself, if that is not installed."""
     if f"lightning.{name}" in REAL:
         return import_module(f"lightning.{name}")
-    if name == "__version__" or not name.startswith("__"):  # not what inspection asks for
+    if name == "__version__" or not name.startswith("__"):  # no other dunder
         for package in map(import_module, REAL.values()):
             if hasattr(package, name):
                 return getattr(package, name)
@@ -61,6 +61,6 @@ def top_attribute(name: str) -> Any:
 
 
 def install() -> None:
-    """Let both names mean one thing from now on; too late for a copy that was imported."""
+    """Install the aliases, unless ``lightning.pytorch`` is imported already."""
     if "lightning.pytorch" not in sys.modules:
         sys.meta_path[:0] = [OtherNames()]

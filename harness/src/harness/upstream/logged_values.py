@@ -1,13 +1,13 @@
-"""Hands Lightning a metric of ours in place of each number that ``self.log`` is given.
+"""The metric that Lightning gets in place of each number that is logged.
 
-Lightning keeps numbers in a result collection that cannot be reached from outside, and adds a
-collective to each training step where a row shall be of all processes. A metric stays ours: its
-value can be set when it is read, and its sums can be saved in the middle of an epoch. Lightning
-reads a step's value from a private attribute. Next: ``exact/self_log.py`` decides what the values
-are; ``final_values.py`` says when they are read; ``checkpoints/logged.py`` saves them.
+Lightning keeps logged numbers in a private collection. To combine a step's value over the ranks, it
+adds a collective to each training step. A metric object avoids both: its value can be set just
+before it is read, and its sums can be saved within an epoch. Lightning reads a step's value from a
+private attribute of the metric.
 
-Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9; ``harness/tests/exact/test_self_log.py`` compares
-the values.
+Next: ``exact/self_log.py`` computes the values, ``final_values.py`` decides when they are read, and
+``checkpoints/logged.py`` saves them. Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9;
+``harness/tests/exact/test_self_log.py`` compares the values.
 """
 
 import math
@@ -22,25 +22,27 @@ from torchmetrics import Metric, MetricCollection
 
 START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
 Number = Tensor | float
-Pair = tuple[float, float]  # total, of a mean's values times their weights, and weight; 0: no value
+Pair = tuple[float, float]  # total (of a mean: sum of value * weight), weight; weight 0: no value
 
 
 class LoggedValue(Metric):
-    """Accumulate what a hook logs under one name, over an epoch and over the shares of a step.
+    """Accumulate the values that a hook logs under one name, over a step and over an epoch.
 
-    `how` are the arguments of ``self.log``, with its hook as ``fx`` and ``reduce_fx`` as a text;
-    `zero` is a scalar of the type and on the device of the sums.
+    Args:
+        how: the arguments of ``self.log``, with the hook as ``fx``, and ``reduce_fx`` as a string.
+        zero: a scalar with the dtype and device of the sums.
+        is_training: whether it is logged in training.
     """
 
     def __init__(self, how: dict[str, Any], zero: Tensor, is_training: bool) -> None:
         super().__init__()
         self.how, self.op, self.zero, self.is_training = how, how["reduce_fx"], zero, is_training
-        # torchmetrics' wrappers of these would combine the processes, which ``SelfLog`` does.
+        # torchmetrics' wrappers of these would combine the ranks, which ``SelfLog`` does.
         del vars(self)["update"], vars(self)["compute"]
         self.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # saves the checks of nn.Module, at every step
+        object.__setattr__(self, name, value)  # skips the checks of nn.Module, which cost time
 
     @property
     def device(self) -> torch.device:
@@ -48,24 +50,24 @@ class LoggedValue(Metric):
         return self.zero.device
 
     def to(self, *_: Any, **__: Any) -> Any:
-        """Return itself: the sums are made on the module's device; Lightning asks at every step."""
+        """Return itself. Lightning calls this at every step; the sums are on the right device."""
         return self
 
     def reset(self) -> None:
-        """Forget the epoch; Lightning calls it at the epoch's end."""
+        """Reset all sums. Lightning calls this at the end of an epoch."""
         self.total: Tensor = self.zero + START[self.op]
         self.weight: Number = 0
-        self.computed: Tensor | None = None  # what Lightning has read
-        self.step = self.batch_idx = -1  # the last step in which it was logged, and its last batch
-        self.shares: list[tuple[Tensor, Number]] = []  # that step's values and weights
-        self._forward_cache: Any = None  # that step's value, which Lightning reads
+        self.computed: Tensor | None = None  # the value that Lightning has read
+        self.step = self.batch_idx = -1  # of the last time that it was logged
+        self.shares: list[tuple[Tensor, Number]] = []  # values and weights of that step's batches
+        self._forward_cache: Any = None  # that step's value; Lightning reads it
         self.is_logged = False  # in this epoch
-        self.is_pending = False  # processes are not combined yet
+        self.is_pending = False  # not combined over the ranks yet
 
     def update(self, value: Tensor, weight: Number) -> None:
-        """Add a value to the epoch's."""
+        """Add a value to the sums of the epoch."""
         if isinstance(weight, Tensor):
-            value = value.where(weight > 0, 0.0)  # a mean over nothing is NaN
+            value = value.where(weight > 0, 0.0)  # a mean over nothing may be NaN
         elif not weight:
             return
         if self.op in ("max", "min"):
@@ -77,21 +79,29 @@ class LoggedValue(Metric):
     def note_step(
         self, value: Tensor, weight: Number, step: int, batch_idx: int, is_further: bool = False
     ) -> None:
-        """Set the running step's value, of which a batch, or a further part of one, has a share."""
+        """Set the running step's value, and keep the value and weight of a batch or a part of one.
+
+        Args:
+            value: of the batch.
+            weight: of the value in the step's mean.
+            step: in the epoch.
+            batch_idx: in the epoch.
+            is_further: whether it is another part of the same batch, from a split call.
+        """
         if step != self.step:
             self.shares = []
         elif batch_idx == self.batch_idx and not is_further:
-            self.shares.pop()  # logged twice in a batch: the last one counts
+            self.shares.pop()  # logged twice in a batch: keep the last
         self.step, self.batch_idx, self._forward_cache = step, batch_idx, value
         self.shares.append((value, weight))
 
     def begin_row(self) -> None:
-        """Give Lightning a NaN for now, until the values of all processes are combined."""
+        """Set a missing step value to NaN, until ``complete_step`` sets that of all ranks."""
         if self._forward_cache is None:
             self._forward_cache = self.zero + torch.nan
 
     def complete_step(self, pairs: list[Pair]) -> None:
-        """Set the value of all shares of the last step."""
+        """Set the last step's value, from the totals and weights of all ranks."""
         total, weight = merge(self.op, pairs)
         if weight:
             number = reduced(self.op, total, weight)
@@ -99,7 +109,7 @@ class LoggedValue(Metric):
         self.shares = []
 
     def complete_epoch(self, pairs: list[Pair]) -> None:
-        """Set the value of all processes, also where Lightning has read this one's."""
+        """Set the epoch's value of all ranks, also if Lightning has read this rank's already."""
         value = reduced(self.op, *merge(self.op, pairs))
         self.total, self.weight = torch.tensor(value, dtype=self.total.dtype), 1
         self.is_pending = False
@@ -112,12 +122,12 @@ class LoggedValue(Metric):
         return self.computed
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         names = ("how", "total", "weight", "step", "batch_idx", "shares", "is_pending")
         return {name: getattr(self, name) for name in names} | {"row": self._forward_cache}
 
     def restore(self, states: list[dict[str, Any]], takes_all: bool) -> None:
-        """Take what one or several processes have counted, or only the last row."""
+        """Restore the state of one or several ranks; without ``takes_all`` only the last row."""
         self._forward_cache = states[0]["row"]
         self.is_pending = any(state["is_pending"] for state in states)
         self.step, self.batch_idx = max((state["step"], state["batch_idx"]) for state in states)
@@ -134,10 +144,10 @@ class LoggedValue(Metric):
 
 
 def merge(op: str, pairs: list[Pair]) -> Pair:
-    """Merge what several processes or batches have counted."""
+    """Merge totals and weights of several ranks or batches."""
     totals = [total for total, weight in pairs if weight]
     if op in ("max", "min") and totals:
-        # Python's own would lose a NaN.
+        # Python's max and min would lose a NaN.
         total = float(getattr(torch.tensor(totals, dtype=torch.float64), f"a{op}")())
     else:
         total = sum(totals)
@@ -145,20 +155,20 @@ def merge(op: str, pairs: list[Pair]) -> Pair:
 
 
 def reduced(op: str, total: float, weight: float) -> float:
-    """Return the value of a total and its weight."""
+    """Return the value that a total and its weight stand for; NaN for a mean of weight 0."""
     if op != "mean":
         return total
     return total / weight if weight else math.nan
 
 
 def running_hook(module: pl.LightningModule) -> str | None:
-    """Return the name of the hook in which something is logged."""
+    """Return the name of the running hook, as Lightning records it for ``log``."""
     return module._current_fx_name
 
 
 @contextmanager
 def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
-    """Let something be logged as if a hook ran."""
+    """Log in this context as if a hook ran."""
     before, module._current_fx_name = module._current_fx_name, hook
     try:
         yield
@@ -167,7 +177,7 @@ def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
 
 
 def detached_copy(value: Any, device: torch.device | str = "cpu") -> Any:
-    """Copy the tensors of a tree, so that what is saved does not change any more."""
+    """Copy all tensors in nested dicts, lists and tuples to a device; detach them."""
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)
     if isinstance(value, dict):
@@ -178,16 +188,16 @@ def detached_copy(value: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def named_metrics(module: nn.Module) -> dict[str, Metric]:
-    """Return the metrics that are part of a module, by name."""
+    """Return the metrics among a module's submodules, by name."""
     parts = dict(module.named_modules())
     for part in parts.values():
         if isinstance(part, MetricCollection):
-            part.items()  # up to torchmetrics 1.7 the first of a compute group counts for all
+            part.items()  # sets shared states, up to torchmetrics 1.7
     return {name: part for name, part in parts.items() if isinstance(part, Metric)}
 
 
 def metric_counts(metric: Metric) -> dict[str, Any]:
-    """Return what a metric has counted."""
+    """Return a copy of a metric's state, number of updates and last value."""
     return {
         "state": detached_copy(metric.metric_state),
         "num_updates": metric.update_count,
@@ -196,7 +206,10 @@ def metric_counts(metric: Metric) -> dict[str, Any]:
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
-    """Let a metric have counted what a saved one had; its class may reset more than its counts."""
+    """Restore what ``metric_counts`` has returned.
+
+    It calls ``Metric.reset``, because the class's own may reset more than the state.
+    """
     Metric.reset(metric)
     for name, value in detached_copy(saved["state"], device).items():
         setattr(metric, name, value)

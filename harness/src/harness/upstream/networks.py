@@ -1,9 +1,8 @@
-"""Compile networks in place, and compute with exchanged parameters on another device.
+"""Compile networks in place, and set the device that LightningModules report.
 
-``Module.compile`` of torch up to 2.13 does nothing, without a word, where the outermost class is
-one of torch's own, such as ``nn.Sequential`` (``harness/tests/knobs/test_speed.py``).
-``torch.func.functional_call`` exchanges parameters, and leaves the device that a LightningModule
-notes for its forward (``harness/tests/strategies/test_module_zoo.py``).
+Up to torch 2.13, ``Module.compile`` silently does nothing for a class of torch itself, such as
+``nn.Sequential`` (``harness/tests/knobs/test_speed.py``). ``torch.func.functional_call`` replaces
+parameters, but not ``LightningModule.device`` (``harness/tests/strategies/test_module_zoo.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,19 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-NUM_SHAPES = 8  # torch's own limit, which all networks share; further shapes run uncompiled
+NUM_SHAPES = 8  # per network, as torch's limit; more shapes run uncompiled
 
 
 def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> None:
-    """Compile networks at their first call, and anew for each shape of their inputs.
+    """Compile networks in place, at the first call with each input shape.
 
-    Code for all shapes, which torch makes when it meets a second one, rounds otherwise than that
-    for the first, and a resumed run meets them in another order.
+    By default torch compiles code for all shapes at the second shape. That code rounds differently,
+    and a resumed run may see the shapes in another order.
 
     Args:
-        networks: change in place.
-        is_split: their calls are split: shares have two sizes, and copies of parameters, which are
-            no leaves, have code of their own.
+        networks: to compile.
+        is_split: whether a strategy splits their calls. Then parts have two sizes, and copied
+            parameters, which are no leaves, need code of their own.
     """
     from torch._dynamo import config  # takes seconds
 
@@ -38,19 +37,19 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
 
 
 def _call_of(network: nn.Module) -> Any:
-    """Wrap what calling a network does in a function; torch would skip its own method."""
+    """Return a function that calls a network; torch does not compile its own methods."""
     return lambda *args, **kwargs: network._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def computing_on(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Let the LightningModules among a module and its submodules name `device` as theirs."""
+    """Set ``device`` of all LightningModules in a module for this context."""
     parts = [part for part in module.modules() if isinstance(part, pl.LightningModule)]
-    before = [part.device for part in parts]
+    devices = [part.device for part in parts]
     try:
         for part in parts:
             part._device = device
         yield
     finally:
-        for part, original in zip(parts, before, strict=True):
+        for part, original in zip(parts, devices, strict=True):
             part._device = original

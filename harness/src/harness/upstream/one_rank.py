@@ -1,9 +1,9 @@
-"""Let the user's code that builds data sets, loaders and optimizers see a world size of 1.
+"""Show a world size of 1 to the user's hooks that build data sets, loaders and optimizers.
 
-A batch size is that of an optimizer step over all ranks, so code that divides it by the world size,
-multiplies a learning rate by it, or plans a schedule with it would make another experiment. In: the
-trainer, while a hook of ``HOOKS`` runs. Out: the same calls as on one rank; only ``global_rank``
-and collectives are those of the run. ``num_ranks`` and ``num_devices`` are the real numbers.
+``batch_size`` is that of the global batch. So a hook must not divide it by the world size, multiply
+a learning rate by it, or plan a schedule with it. While a hook of ``HOOKS`` runs, the trainer and
+``torch.distributed`` report one rank. Only ``global_rank`` and collectives are those of the run.
+``num_ranks`` and ``num_devices`` return the real numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,25 +22,25 @@ MAKE_SAMPLER = DistributedSampler.__init__
 
 
 def num_ranks(trainer: pl.Trainer) -> int:
-    """Return the number of processes that share a batch, also in a hook that sees one."""
+    """Return the real world size, also in a hook that sees 1."""
     with seen_as_it_is(trainer):
         return trainer.world_size
 
 
 def num_devices(trainer: pl.Trainer) -> int:
-    """Return the number of devices on all nodes, also in a hook that sees one."""
+    """Return the real number of devices on all nodes, also in a hook that sees 1."""
     with seen_as_it_is(trainer):
         return trainer.num_devices * trainer.num_nodes
 
 
 @contextmanager
 def seen_as_one_rank(trainer: pl.Trainer) -> Iterator[None]:
-    """Let the world size, and the numbers of devices and nodes, be 1 meanwhile.
+    """Report 1 as the world size, and as the number of devices and nodes, in this context.
 
     It changes ``world_size``, ``num_devices`` and ``num_nodes`` of the trainer and its strategy,
     ``torch.distributed.get_world_size()`` without a group, and the rank of a ``DistributedSampler``
-    of one replica. A function that was imported by ``from torch.distributed import`` stays as it
-    is. Nothing changes where the run has one rank and one device.
+    of one replica. It does not change a function imported by ``from torch.distributed import``. A
+    run with one rank and one device stays as it is.
     """
     if num_ranks(trainer) * num_devices(trainer) == 1:
         yield
@@ -51,7 +51,7 @@ def seen_as_one_rank(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextmanager
 def seen_as_it_is(trainer: Any) -> Iterator[None]:
-    """Show what the library calls within such a hook the real numbers."""
+    """Report the real numbers to the library within such a hook."""
     if not hasattr(type(trainer), "real_class"):
         yield
         return
@@ -63,13 +63,13 @@ def seen_as_it_is(trainer: Any) -> Iterator[None]:
 def _exchanged(
     trainer: Any, class_of: Callable[[Any], Any], world_size: Any, make_sampler: Any
 ) -> Iterator[None]:
-    owners = trainer, trainer.strategy
-    before = [type(owner) for owner in owners], dist.get_world_size, DistributedSampler.__init__
-    classes = [class_of(kind) for kind in before[0]]
+    objects = trainer, trainer.strategy
+    originals = [type(item) for item in objects], dist.get_world_size, DistributedSampler.__init__
+    classes = [class_of(kind) for kind in originals[0]]
 
     def exchange(classes: list[Any], world_size: Any, make_sampler: Any) -> None:
-        for owner, kind in zip(owners, classes, strict=True):
-            owner.__class__ = kind
+        for item, kind in zip(objects, classes, strict=True):
+            item.__class__ = kind
         dist.get_world_size = world_size
         DistributedSampler.__init__ = make_sampler  # type: ignore[method-assign]
 
@@ -77,15 +77,15 @@ def _exchanged(
     try:
         yield
     finally:
-        exchange(*before)
+        exchange(*originals)
 
 
 @cache
 def _as_one_rank(kind: Any) -> Any:
-    """Return a subclass of the same name whose numbers are 1."""
+    """Return a subclass of the same name that reports one rank, node and device."""
     numbers = dict.fromkeys(("world_size", "num_nodes", "num_devices"), property(lambda _: 1))
-    known = {"real_class": _real(kind), "__module__": kind.__module__}
-    return type(kind.__name__, (_real(kind),), numbers | known)
+    attributes = {"real_class": _real(kind), "__module__": kind.__module__}
+    return type(kind.__name__, (_real(kind),), numbers | attributes)
 
 
 def _real(kind: Any) -> Any:
@@ -99,6 +99,6 @@ def _one_rank_or_group(group: Any = None) -> int:
 def _sampler_of_any_rank(
     sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **how: Any
 ) -> None:
-    """Make a ``DistributedSampler``, which refuses rank 1 of 1."""
+    """Initialise a ``DistributedSampler``, with rank 0 of 1: it would refuse rank 1 of 1."""
     rank = 0 if num_replicas in (None, 1) else rank
     MAKE_SAMPLER(sampler, dataset, num_replicas, rank, *args, **how)

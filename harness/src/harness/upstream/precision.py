@@ -1,14 +1,17 @@
-"""Repair what Lightning 2.6 does with the precision and the device of weights.
+"""Fix how Lightning 2.6 treats the precision and the device of weights.
 
-- It loads a checkpoint into single precision before it makes the module double, and rounds every
-  weight (``harness/tests/checkpoints/test_resume.py``).
-- It refuses to clip the gradients of a fused optimizer in bf16-mixed, for the sake of a gradient
-  scaler that only 16-mixed has (``harness/tests/knobs/test_precision.py``).
-- Its ``WeightAveraging`` puts the trained weights back before the hooks at the end of a validation:
-  samples and probes there would show another network than the one that was validated.
-- It leaves the average of a run on a GPU on the CPU, makes that of a double module single, and cuts
-  off averaged integers (``harness/tests/knobs/test_ema.py``); torch's ``AveragedModel`` reads its
-  number of averages from the device at every step (``harness/tests/examples/test_waits.py``).
+Lightning has these faults:
+
+- It loads a checkpoint in single precision before it converts the module to double. So it rounds
+  every weight (``harness/tests/checkpoints/test_resume.py``).
+- In bf16-mixed it refuses to clip the gradients of a fused optimizer, because of a gradient scaler
+  that only 16-mixed has (``harness/tests/knobs/test_precision.py``).
+- ``WeightAveraging`` restores the trained weights before the hooks at the end of a validation.
+  These hooks would see another network than the one that was validated.
+- ``WeightAveraging`` keeps the average on the CPU in a run on a GPU, and in single precision for a
+  double module. It truncates averaged integers (``harness/tests/knobs/test_ema.py``).
+- torch's ``AveragedModel`` synchronises at every step, to read its number of averages
+  (``harness/tests/examples/test_waits.py``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,33 +31,33 @@ from harness.upstream.hooks import run_last
 
 
 def double_before_loading(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Make a module double before its weights are loaded; call it in ``setup``."""
+    """Convert a module to double, if the run has that precision. Call it in ``setup``."""
     if isinstance(trainer.precision_plugin, DoublePrecision):
         module.double()
 
 
 def clip_without_scaler(trainer: pl.Trainer) -> None:
-    """Clip as in single precision where no scaler has scaled anything."""
+    """Clip gradients as in single precision, if there is no gradient scaler."""
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is None:
         plugin.clip_gradients = partial(Precision.clip_gradients, plugin)  # type: ignore[method-assign]
 
 
 class Averaging(WeightAveraging):
-    """Average a module's parameters, and its buffers of floating point; take other buffers over.
+    """Average a module's parameters and floating-point buffers; copy its other buffers.
 
     Args:
-        average: changes averaged tensors in place, by the present ones and the number of averages
-            before this one. All tensors of a call have one floating type and one device.
+        average: updates the averages in place. It gets the averages, the present tensors, and the
+            number of previous updates. All tensors of a call have the same dtype and device.
     """
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
-        super().__init__(device=None)  # that of the module
+        super().__init__(device=None)  # the module's
         self.average, self.is_swapped = average, False
         self.num_averaged = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the average on the module's device, in its precision."""
+        """Create the average on the module's device, in its precision."""
         double_before_loading(trainer, pl_module)
         pl_module.to(trainer.strategy.root_device)
         super().setup(trainer, pl_module, stage)
@@ -76,12 +79,12 @@ class Averaging(WeightAveraging):
         self.is_swapped = self._average_model is not None
 
     def on_validation_epoch_end(self, *_: Any) -> None:
-        """Keep the average until the validation is over."""
+        """Do nothing, so that the average stays until ``on_validation_end``."""
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the average as ``state_dict``, also in a validation, where the module has it."""
+        """Save the average as ``state_dict``, also in a validation, when the module holds it."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         if self.is_swapped:
             names = ("current_model_state", "state_dict")
@@ -90,14 +93,14 @@ class Averaging(WeightAveraging):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Load the average, and the number of averages in it."""
+        """Load the average and its number of updates."""
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if self._average_model is not None:
             self.num_averaged = int(self._average_model.n_averaged)  # synchronises
 
     @torch.no_grad()
     def update(self, averaged: AveragedModel, module: pl.LightningModule) -> None:
-        """Take a step of the average, as ``AveragedModel`` does, which waits for the device."""
+        """Update the average as ``AveragedModel`` does, without synchronising."""
         groups = dict[Any, tuple[list[Tensor], list[Tensor]]]()
         pairs = zip(_tensors(averaged.module), _tensors(module), strict=True)
         for average, tensor in pairs:

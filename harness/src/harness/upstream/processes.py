@@ -1,14 +1,16 @@
-"""Leave it to the harness to start, watch and stop the processes of a run and its data workers.
+"""Replace how Lightning starts, watches and stops processes; watch workers and collectives.
 
-On SIGTERM Lightning's handler waits in a broadcast for processes that got no signal: two processes
-under ddp hung in 7 of 9 trials. Its observer looks every five seconds and kills the first process
-without naming the rank that ended, also where all processes leave as agreed. Launchers have no
-public class. Seen in Lightning 2.6.
+Seen in Lightning 2.6, whose launchers have no public class:
 
-A data worker's queue sends in a thread. An error there, such as shared memory without room, Python
-3.11 prints and drops, and the process would wait for that batch without end.
+- On SIGTERM its handler broadcasts to all ranks, and hangs if some got no signal. Two processes
+  under ddp hung in 7 of 9 trials.
+- Its observer looks every five seconds, and kills rank 0 without naming the rank that has ended. It
+  does so even if all ranks end as agreed.
 
-What intercepts operations, such as a collective in an evaluation's step, is private in torch.
+The queue of a data worker sends in a thread. Python 3.11 prints an error there, such as full shared
+memory, and drops the batch. The training process would then wait for it forever.
+
+torch's interception of operations, such as a collective in an evaluation's step, is private.
 """
 
 import subprocess
@@ -27,33 +29,33 @@ Processes = list[subprocess.Popen[Any]]
 
 
 def keep_lightning_from_signals(trainer: pl.Trainer) -> None:
-    """Let the Trainer install no handlers; call it before training, in each process.
+    """Keep the Trainer from installing signal handlers. Call it before training on every rank.
 
-    Nor does each step then ask the first process, and wait, whether it got a SIGTERM.
+    A step also no longer broadcasts whether rank 0 got a SIGTERM.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def replace_process_observer(start: Callable[[Processes], None]) -> None:
-    """Let Lightning call ``start`` with the processes of the later ranks, and no observer."""
+    """Let Lightning call ``start`` with the processes it has started, instead of its observer."""
     subprocess_script._launch_process_observer = start  # type: ignore[assignment,attr-defined]
 
 
 def replace_starter(start: Callable[..., subprocess.Popen[Any]]) -> None:
-    """Let Lightning call ``start`` instead of ``subprocess.Popen`` for each of the later ranks."""
+    """Let Lightning call ``start`` instead of ``subprocess.Popen`` for each process it starts."""
     subprocess_script.subprocess = SimpleNamespace(Popen=start)  # type: ignore[assignment,attr-defined]
 
 
 def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
-    """Let this data worker end with its first such error: torch notices that, and names it.
+    """End this data worker when it cannot send a batch. torch then reports the worker.
 
     Args:
-        end: ends the process, from whichever thread, with a status.
+        end: ends the process with a status; must work in any thread.
     """
 
     def show_and_end(error: BaseException, batch: Any) -> None:
-        if "No space left" not in str(error):  # else the worker's process says what to do
+        if "No space left" not in str(error):  # for that one the training process prints a solution
             traceback.print_exception(error)
             sys.stderr.flush()
         end(1)
@@ -67,14 +69,14 @@ def has_communication_hook(trainer: pl.Trainer) -> bool:
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Call a function before each collective of ``torch.distributed``, whoever begins it."""
+    """Call a function before each collective, of the user's code and of libraries."""
 
-    def __init__(self, refuse: Callable[[], None]) -> None:
+    def __init__(self, on_collective: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.refuse = refuse
+        self.on_collective = on_collective
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operation, then run it."""
+        """Run an operation; before a collective call ``on_collective``."""
         if func.namespace.strip("_").startswith("c10d"):
-            self.refuse()
+            self.on_collective()
         return func(*args, **(kwargs or {}))

@@ -1,26 +1,26 @@
-"""Spares the start of each process ``scipy.signal``, which torchmetrics imports for one old name.
+"""Import torchmetrics without ``scipy.signal``, so that each process starts faster.
 
-torchmetrics 1.6 to 1.9 gives ``scipy.signal.hamming`` back to SRMRpy, a package that only a metric
-of audio needs. That import takes a fifth of all that Lightning's takes. Uses nothing private.
-``harness/tests/upstream/test_quick_start.py`` fails where it spares nothing any more.
+torchmetrics 1.6 to 1.9 imports it to restore ``scipy.signal.hamming`` for SRMRpy, a package that
+only an audio metric needs. This takes a fifth of the time to import Lightning. Uses nothing
+private. ``harness/tests/upstream/test_quick_start.py`` fails if it no longer saves an import.
 """
 
 import sys
 from importlib.util import find_spec
 from types import ModuleType
 
-SPARED = "scipy.signal"
+SKIPPED = "scipy.signal"
 
 
 def import_torchmetrics() -> None:
-    """Import torchmetrics, with a stand-in for ``scipy.signal`` while that takes place."""
-    if {"torchmetrics", SPARED} & sys.modules.keys() or find_spec("srmrpy"):
+    """Import torchmetrics while an empty module stands for ``scipy.signal``."""
+    if {"torchmetrics", SKIPPED} & sys.modules.keys() or find_spec("srmrpy"):
         return
-    import torch  # noqa: F401  # before there is a stand-in, for it looks at all modules
+    import torch  # noqa: F401  # first, because it inspects all modules
 
-    stand_in = sys.modules[SPARED] = ModuleType(SPARED)
+    stand_in = sys.modules[SKIPPED] = ModuleType(SKIPPED)
     vars(stand_in)["hamming"] = None  # so that torchmetrics does not look for it
     try:
         import torchmetrics  # noqa: F401
     finally:
-        del sys.modules[SPARED]
+        del sys.modules[SKIPPED]

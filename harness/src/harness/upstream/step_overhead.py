@@ -1,8 +1,8 @@
-"""Spare a step the calls that Lightning makes for nothing.
+"""Skip calls of hooks that callbacks do not implement.
 
-For each of six hooks of a step Lightning 2.6 makes a profiler's context for every callback, and
-calls it also where its class does not define the hook: a tenth of a step of the tiny network of
-``harness/benchmarks/overhead.py``. Callbacks of a project stay as they are. Uses nothing private.
+For each of six hooks of a step, Lightning 2.6 enters a profiler context for every callback and
+calls the hook, even if it is empty. That takes a tenth of a step of the tiny network in
+``harness/benchmarks/overhead.py``. A project's callbacks stay as they are. Uses nothing private.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -21,17 +21,17 @@ HOOKS = (
 
 
 class NoProfiler(PassThroughProfiler):
-    """Give the same empty context each time."""
+    """Return the same empty context for every action."""
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """Measure nothing."""
+        """Return a context that does nothing."""
         return NOTHING
 
 
 def spare_empty_calls(trainer: pl.Trainer) -> None:
-    """Let no callback of the harness be called for hooks of a step that it lacks.
+    """Skip step hooks that a callback of the library or Lightning does not implement.
 
-    Nor is anything measured, unless the Trainer was given a profiler.
+    It also replaces Lightning's default profiler, which measures nothing.
     """
     if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]  # set untyped
         trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
@@ -39,5 +39,5 @@ def spare_empty_calls(trainer: pl.Trainer) -> None:
         is_known = type(callback).__module__.partition(".")[0] in ("harness", "pytorch_lightning")
         for name in HOOKS if is_known else ():
             if getattr(type(callback), name) is getattr(pl.Callback, name):
-                # Lightning skips what cannot be called. A LambdaCallback has its own in this place.
+                # Lightning skips None. A LambdaCallback has its functions in the same attributes.
                 vars(callback).setdefault(name, None)

@@ -1,7 +1,8 @@
-"""The versions that this package was tested with, and the private names that it relies on.
+"""The tested versions of other packages, and the private names of them that the library uses.
 
-With another version a run says so. Where it lacks a name, the run is refused, because its results
-would be wrong. ``harness/tests/upstream`` looks for each name, and for any that is not listed.
+With another version, a run logs a warning. If that version lacks a name, the run stops with an
+error, because its results would be wrong. ``harness/tests/upstream`` checks that the list is
+complete, and that each name exists.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
-    """Return each object of another package with the private names that are used of its kind."""
+    """Return pairs: an object of another package, and the private names of it that are used."""
     from multiprocessing.queues import Queue
 
     import pytorch_lightning as pl
@@ -77,24 +78,25 @@ def untested() -> list[str]:
 
 
 def check(trainer: pl.Trainer) -> None:
-    """Warn of versions that were not tested; call it before the Trainer runs.
+    """Warn of untested versions. Call it before the Trainer runs.
 
     Raises:
-        UserError: one of them lacks a private name that the harness needs.
+        UserError: one of them lacks a private name that the library needs.
     """
     if not untested():
         return
     installed = " and ".join(f"{name} {version(name)}" for name in untested())
     install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in untested())
     try:
-        for owner, names in private_names(trainer):
+        for holder, names in private_names(trainer):
             for name in names.split():
-                getattr(owner, name)
+                getattr(holder, name)
     except AttributeError as error:
         raise UserError(
-            f"{installed}: {error}, without which results would be wrong. Use {install}."
+            f"{installed}: {error}, without which results would be wrong. Run {install}."
         ) from error
     if trainer.is_global_zero:
         warn_once(
-            f"{installed} was not tested. Use {install}, or run pytest harness/tests/upstream."
+            f"{installed} was not tested. Run {install}, or check this version with pytest "
+            "harness/tests/upstream."
         )

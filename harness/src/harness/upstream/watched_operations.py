@@ -1,8 +1,9 @@
-"""Look at each operation of torch while a few samples are computed, and switch dropout off.
+"""Watch each operation of torch during a parity check, and switch dropout off.
 
-In: functions that are told what an operation is about to do. Torch's interception of operations is
-private, and so is the schema that names what an operation writes. ``exact/parity_passes.py`` fails
-without it. Seen in torch 2.6 to 2.13; ``harness/tests/upstream/test_watched_operations.py``.
+In: functions to call before an operation writes, and before a collective. torch's interception of
+operations is private, and so is the schema that names the written arguments. Without this file
+``exact/parity_passes.py`` fails. Seen in torch 2.6 to 2.13, and tested by
+``harness/tests/upstream/test_watched_operations.py``.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,17 +18,17 @@ SEEDED = torch.Tag.nondeterministic_seeded
 
 
 class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Call a function before an operation writes to a tensor, or begins a collective.
+    """Call a function before an operation writes to a tensor, or starts a collective.
 
-    Dropout and other masks of Bernoulli numbers keep everything: each mask is its own mean.
+    Dropout drops nothing: each mask, also another one of Bernoulli numbers, becomes its mean.
 
     Args:
         before_write: gets each tensor that an operation is about to write in place.
-        before_collective: is called before a collective operation of ``torch.distributed``.
+        before_collective: is called before a collective of ``torch.distributed``.
 
     Attributes:
-        has_dropout: an operation would have dropped something.
-        has_drawn: an operation has drawn other random numbers.
+        has_dropout: whether an operation would have dropped something.
+        has_drawn: whether an operation has drawn other random numbers.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self.has_dropout = self.has_drawn = False
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operation, then run it, or what it is without dropout."""
+        """Run an operation, without its dropout, after the functions for writes and collectives."""
         kwargs = kwargs or {}
         if func.namespace.strip("_").startswith("c10d"):
             self.before_collective()
@@ -48,17 +49,19 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "native_dropout_backward":
             return args[0].clone()
-        for tensor in written(schema, args, kwargs):
+        for tensor in written_tensors(schema, args, kwargs):
             self.before_write(tensor)
         if name in ("bernoulli_", "bernoulli") and schema.overload_name in ("float", "p"):
-            # torch leaves out what is the default, 0.5.
+            # torch omits the argument if it has the default, 0.5.
             keep = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
             self.has_dropout |= 0 < keep < 1
             return args[0].fill_(keep) if name == "bernoulli_" else torch.full_like(args[0], keep)
         places = {argument.name: i for i, argument in enumerate(schema.arguments)}
         place = places.get("dropout_p", places.get("dropout"))
         if place is not None:
-            args, kwargs, probability = without(args, kwargs, place, schema.arguments[place].name)
+            args, kwargs, probability = without_dropout(
+                args, kwargs, place, schema.arguments[place].name
+            )
             self.has_dropout |= probability > 0
         elif SEEDED in func.tags:
             self.has_drawn = True
@@ -71,10 +74,10 @@ def has_gradient_hooks(module: nn.Module) -> bool:
     return any(getattr(p, name) for p in module.parameters() for name in hooks)
 
 
-def written(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors that an operation with these arguments writes in place."""
+def written_tensors(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Yield the tensors that an operation with these arguments writes in place."""
     for i, argument in enumerate(schema.arguments):
-        # What normalises writes its running numbers, and its schema does not say so.
+        # Schemas of norm layers do not declare that they write running statistics.
         is_declared = argument.alias_info is not None and argument.alias_info.is_write
         if is_declared or argument.name in RUNNING:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
@@ -83,10 +86,10 @@ def written(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
                     yield tensor
 
 
-def without(args: Any, kwargs: Any, place: int, name: str) -> tuple[Any, Any, float]:
-    """Set an operation's probability of dropout to 0, and return what it was."""
+def without_dropout(args: Any, kwargs: Any, place: int, name: str) -> tuple[Any, Any, float]:
+    """Return the arguments with a dropout probability of 0, and the original probability."""
     if place < len(args):
-        before = args[place]
-        return (*args[:place], before * 0, *args[place + 1 :]), kwargs, float(before)
-    before = kwargs.get(name, 0.0)
-    return args, kwargs | {name: 0.0} if name in kwargs else kwargs, float(before)
+        probability = args[place]
+        return (*args[:place], probability * 0, *args[place + 1 :]), kwargs, float(probability)
+    probability = kwargs.get(name, 0.0)
+    return args, kwargs | {name: 0.0} if name in kwargs else kwargs, float(probability)
