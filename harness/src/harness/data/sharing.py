@@ -26,7 +26,7 @@ from harness.data.loaders import SharedLoader, num_processes_and_rank, rebuilt
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream, share_stream
 from harness.errors import UserError
-from harness.upstream.resume import cycles
+from harness.upstream.resume import restarts_shorter_loaders
 
 
 def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
@@ -37,7 +37,7 @@ def share(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -
     """
     is_combined = isinstance(loaders, CombinedLoader)
     combined = loaders if is_combined else CombinedLoader(loaders)
-    may_cycle = not is_combined or cycles(loaders)
+    may_cycle = not is_combined or restarts_shorter_loaders(loaders)
     modules = (trainer.lightning_module, getattr(trainer, "datamodule", None))
     hooks = ("on_before_batch_transfer", "on_after_batch_transfer")
     has_hook = any(is_overridden(hook, module, DataHooks) for module in modules for hook in hooks)

@@ -93,9 +93,9 @@ class GlobalBatches(pl.Callback):
             for name, before in saved.get("settings", {}).items():
                 if settings.get(name) != before:
                     raise UserError(
-                        f"The run was started with {name}={before}, and now {name} is "
+                        f"The run was started with {name}={before}, and now it is "
                         f"{settings.get(name)}: the batches would differ.\n"
-                        f"Resume with {name}={before}, or start a new run."
+                        "Resume with the data and settings of that run, or start a new run."
                     )
         self.loaded = [] if self.sharing else self.loaded
 

@@ -1,8 +1,9 @@
-"""Mends what Lightning 2.6 restores wrongly when a run goes on from a checkpoint.
+"""Fix what Lightning 2.6 restores wrongly when a run resumes from a checkpoint.
 
-The checkpoint is written between two steps, in ``on_train_batch_start``: a batch has been announced
-and not begun. In: the checkpoint and the Trainer that loads it (``checkpoints.safe_point`` calls).
-``harness/tests/checkpoints/test_resume.py`` fails where a repair is not needed any more.
+The checkpoint is written between two steps, in ``on_train_batch_start``: Lightning has counted the
+next batch as ready, but not computed it. In: the checkpoint and the Trainer that loads it
+(``checkpoints.safe_point`` calls). ``harness/tests/checkpoints/test_resume.py`` fails if a fix is
+not needed any more.
 """
 
 import logging
@@ -21,32 +22,32 @@ from harness.upstream.logged_values import in_hook
 log = logging.getLogger(__name__)
 PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint
 FORGOTTEN = (
-    "The ModelCheckpoint of %s forgets its earlier files: a resumed run knows those alone that are "
-    "inside of its own folder.\nSet its dirpath to ${run_dir}/checkpoints, or a folder below."
+    "The ModelCheckpoint of %s forgets its earlier files: a resumed run keeps only those "
+    "inside its own folder.\nSet its dirpath to ${run_dir}/checkpoints, or a folder below."
 )
 
 
-def cycles(loaders: CombinedLoader) -> bool:
-    """Return whether a shorter loader begins again within an epoch, beside a longer one."""
+def restarts_shorter_loaders(loaders: CombinedLoader) -> bool:
+    """Return whether a shorter loader starts again within an epoch, until the longest ends."""
     return loaders._mode == "max_size_cycle"
 
 
 def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int, int]:
-    """Return the epoch of a checkpoint, and how many of its steps were done.
+    """Return the epoch of a checkpoint, and the number of completed steps in it.
 
-    `batches_per_step` is ``trainer.accumulate_grad_batches`` of the run that wrote it.
+    ``batches_per_step`` is ``trainer.accumulate_grad_batches`` of the run that wrote it.
     """
     loop = checkpoint["loops"]["fit_loop"]
     epochs = loop["epoch_progress"]["current"]
     batches = loop["epoch_loop.batch_progress"]["current"]
-    is_inside = epochs["ready"] > epochs["processed"]
-    return epochs["processed"], batches["processed"] // batches_per_step if is_inside else 0
+    is_in_epoch = epochs["ready"] > epochs["processed"]
+    return epochs["processed"], batches["processed"] // batches_per_step if is_in_epoch else 0
 
 
 def make_loaders(trainer: pl.Trainer, made_at: dict[str, int]) -> None:
-    """Make loaders in ``on_load_checkpoint`` as they were made, at an epoch of each split.
+    """Make the loaders in ``on_load_checkpoint``, each at the epoch in which the run made it.
 
-    Lightning restores its epoch later, and counts from here when it is to make them again.
+    Lightning restores the epoch later. It counts from this epoch when to make the loaders again.
     """
     fit: Any = trainer.fit_loop
     for split, loop in {"train": fit, "val": fit.epoch_loop.val_loop}.items():
@@ -57,9 +58,12 @@ def make_loaders(trainer: pl.Trainer, made_at: dict[str, int]) -> None:
 
 
 def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
-    """Let a checkpoint say that the announced batch was not; call it in ``on_load_checkpoint``.
+    """Reset the counters of the batch that was ready; call it in ``on_load_checkpoint``.
 
-    Counters count batches, of which a step had `before`; other devices may need another number.
+    Args:
+        checkpoint: is changed in place.
+        before: the number of batches per step in the run that wrote it.
+        now: the same in this run, whose number of devices may differ.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counter in (progress["total"], progress["current"]):
@@ -70,29 +74,32 @@ def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
 
 
 def hold_validation(trainer: pl.Trainer) -> Any:
-    """Let no validation be due until ``end_restart``, which gets what this returns.
+    """Switch validation off until ``end_restart``, which gets the returned value.
 
-    If one came before the checkpoint, Lightning would count a step for it again, and ask a
-    ``ReduceLROnPlateau`` of steps again.
+    If a validation came just before the checkpoint, Lightning would count its step again, and step
+    a ``ReduceLROnPlateau`` schedule of steps again.
     """
     limit, trainer.limit_val_batches = trainer.limit_val_batches, 0
     return limit
 
 
 def end_restart(trainer: pl.Trainer, limit_val_batches: Any) -> None:
-    """Treat the epoch as any other; call it in the first ``on_train_batch_start``.
+    """End Lightning's restart mode; call it in the first ``on_train_batch_start``.
 
-    Otherwise Lightning does not ask ``ReduceLROnPlateau`` at the end of the resumed epoch.
+    Otherwise Lightning does not step ``ReduceLROnPlateau`` at the end of the resumed epoch.
     """
     trainer.limit_val_batches = limit_val_batches
     trainer.fit_loop.on_iteration_done()
 
 
 def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Return whether a validation comes after the step that begins here, unless time decides it."""
+    """Return whether a validation follows the step that starts with this batch.
+
+    It does not consider a ``val_check_interval`` that is a time.
+    """
     every_epochs = trainer.check_val_every_n_epoch
-    is_epoch_with = every_epochs is None or (trainer.current_epoch + 1) % every_epochs == 0
-    if not (trainer.enable_validation and is_epoch_with):
+    is_due_in_epoch = every_epochs is None or (trainer.current_epoch + 1) % every_epochs == 0
+    if not (trainer.enable_validation and is_due_in_epoch):
         return False
     every, num_batches = trainer.val_check_batch, trainer.num_training_batches
     batches = min(trainer.accumulate_grad_batches, int(min(num_batches, 2**62)) - batch_idx)
@@ -103,10 +110,10 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
 
 
 def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
-    """Call ``on_train_epoch_start`` of the module and of callbacks where a run goes on inside one.
+    """Call ``on_train_epoch_start`` of callbacks and module if a run resumes within an epoch.
 
-    Lightning leaves it out there, and data sets, iterators or progress bars would lack what it has
-    set. Weights, buffers and the optimizers' settings are in the checkpoint, and stay.
+    Lightning skips that hook there, so data sets, iterators or progress bars would lack what it
+    sets. Weights, buffers and optimizer settings keep their values from the checkpoint.
     """
     module, hook = trainer.lightning_module, "on_train_epoch_start"
     tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
@@ -119,23 +126,23 @@ def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
     with torch.no_grad():
         for tensor, value in tensors:
             tensor.copy_(value)
-    for group, before in zip(groups, settings, strict=True):
-        group.update(before)
+    for group, restored in zip(groups, settings, strict=True):
+        group.update(restored)
 
 
 def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> None:
-    """Let each ``ModelCheckpoint`` know its last score, and find its files in the run's folder now.
+    """Restore the last value of each ``ModelCheckpoint``, and update its paths to the run's folder.
 
-    Lightning saves the score and does not load it. Where the folder was moved it forgets the other
-    scores, and where it was copied it deletes files of the original: of any path that the
-    checkpoint names.
+    Lightning saves the last value of the monitored metric, but does not load it. If the run's
+    folder was moved, it forgets the other values. If the folder was copied, it deletes files of the
+    original, at any path that the checkpoint names.
     """
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key)
         if isinstance(callback, ModelCheckpoint) and state is not None:
             callback.current_score = state["current_score"]
             move = partial(_moved, str(state["dirpath"]), str(callback.dirpath), trainer)
-            best = {move(path): score for path, score in state["best_k_models"].items()}
+            best = {move(path): value for path, value in state["best_k_models"].items()}
             if best.pop("", None) is not None and trainer.is_global_zero:
                 log.warning(FORGOTTEN, callback.dirpath)
             paths = {name: move(state[name]) for name in PATHS}
@@ -144,13 +151,13 @@ def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> Non
 
 
 def _moved(before: str, now: str, trainer: pl.Trainer, path: str) -> str:
-    """Return where a file of a folder is now; "" unless that is inside of the run's folder."""
-    below = os.path.relpath(path or os.pardir, before)
-    is_below = os.pardir not in below.split(os.sep) and is_inside(now, trainer.default_root_dir)
-    return os.path.join(now, below) if is_below else ""
+    """Return the new path of a file in a moved folder; "" unless it is in the run's folder."""
+    relative = os.path.relpath(path or os.pardir, before)
+    is_below = os.pardir not in relative.split(os.sep) and is_inside(now, trainer.default_root_dir)
+    return os.path.join(now, relative) if is_below else ""
 
 
 def forget_length(schedule: dict[str, Any]) -> None:
-    """Take the length out of a ``OneCycleLR`` state, so that the one in the run keeps its own."""
+    """Remove the length from a ``OneCycleLR`` state, so that the schedule keeps its own."""
     schedule.pop("total_steps", None)
     schedule.pop("_schedule_phases", None)
