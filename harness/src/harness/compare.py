@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> bool:
     """Run a subcommand. Return False only if ``reproduce`` did not reproduce the run."""
     what, runs = options.what, reading.find(options.folders or [Path("outputs")])
-    runs = table.chosen(runs, options.filter)
+    runs = table.filter_runs(runs, options.filter)
     num = len(runs.frame)
     if num != NUM_RUNS.get(what, num):
         raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), but the command names {num}.")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from harness.errors import UserError
-from harness.init.settings import bare, check_parts
+from harness.init.settings import bare_name, check_parts
 from harness.names import is_below
 
 RATES = ("max_lr", "base_lr")  # arguments of OneCycleLR and CyclicLR, which set rates themselves
@@ -105,7 +105,7 @@ def parameter_groups(
         UserError: a factor is not above 0, or a submodule does not exist.
     """
     factors = lr_factors or {}
-    check_parts("lr_factors", factors, [bare(name) for name, _ in module.named_parameters()])
+    check_parts("lr_factors", factors, [bare_name(name) for name, _ in module.named_parameters()])
     for part, factor in factors.items():
         if not factor > 0:
             raise UserError(
@@ -114,7 +114,7 @@ def parameter_groups(
             )
     groups: dict[str, dict[str, Any]] = {}
     for full_name, parameter in module.named_parameters():
-        name, layer = bare(full_name), module.get_submodule(full_name.rpartition(".")[0])
+        name, layer = bare_name(full_name), module.get_submodule(full_name.rpartition(".")[0])
         part = max((part for part in factors if is_below(name, [part])), key=len, default="")
         is_vector = parameter.ndim <= 1 or name.endswith("bias") or "Norm" in type(layer).__name__
         settings = {} if decay_norms or not is_vector else {"weight_decay": 0.0}

@@ -193,7 +193,7 @@ def test_conditions_choose_runs_by_settings_results_and_tags(finished_run: Path,
             if is_found
             else pytest.raises(UserError, match="None of 1 runs satisfies")
         ):
-            table.chosen(found, [condition])
+            table.filter_runs(found, [condition])
 
 
 def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from harness.strategies.parallel_forward import ParallelForward, copy_tensors, reseed_like_seeded
+from harness.strategies.parallel_forward import ParallelForward, copy_tensors, reseed_equal_seeds
 from tests.strategies.parity import UPSTREAM_WARNINGS
 
 pytestmark = UPSTREAM_WARNINGS
@@ -183,7 +183,7 @@ def test_generators_seeded_alike_are_separated_once_and_again_after_a_new_seed()
             generator.manual_seed(5)  # as torch.manual_seed(5) does for every GPU
         draws = []
         for _ in range(2):
-            reseed_like_seeded(generators)  # changes nothing the second time
+            reseed_equal_seeds(generators)  # changes nothing the second time
             draws += [torch.rand(1, generator=generator).item() for generator in generators]
         runs.append(draws)
     assert len(set(runs[0])) == 6

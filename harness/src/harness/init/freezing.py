@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from torch import nn
 
 from harness.errors import UserError
-from harness.init.settings import bare, check_parts
+from harness.init.settings import bare_name, check_parts
 from harness.kinds import RUNNING_STATS_NORMS
 from harness.names import is_below
 
@@ -36,9 +36,9 @@ class Freezing(pl.Callback):
         """
         setting = f"init.freeze={self.parts}"
         tensors = [*module.named_parameters(), *module.named_buffers()]
-        check_parts(setting, self.parts, [bare(name) for name, _ in tensors])
+        check_parts(setting, self.parts, [bare_name(name) for name, _ in tensors])
         trained = [name for name, p in module.named_parameters() if p.requires_grad]
-        self.names = [name for name in trained if is_below(bare(name), self.parts)]
+        self.names = [name for name in trained if is_below(bare_name(name), self.parts)]
         if len(self.names) == len(trained):
             raise UserError(f"{setting} leaves nothing to train. Name a smaller part.")
         for name in self.names:
@@ -49,7 +49,7 @@ class Freezing(pl.Callback):
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()
-            if isinstance(layer, RUNNING_STATS_NORMS) and is_below(bare(name), self.parts)
+            if isinstance(layer, RUNNING_STATS_NORMS) and is_below(bare_name(name), self.parts)
         ]
 
     def on_train_batch_start(

@@ -71,7 +71,7 @@ def check_file(path: str) -> None:
         raise UserError(f"init.path={str(error).removesuffix('.')}.") from error
 
 
-def bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """Return a tensor's name without wrappers, such as the ``_orig_mod`` of ``torch.compile``."""
     from harness.convert.choose import WRAPPERS  # here, so that commands start faster
 

@@ -15,7 +15,7 @@ import torch
 from harness.convert.conversion import Weights, opened
 from harness.convert.tensors import CheckpointError, Tensor
 from harness.errors import UserError
-from harness.init.settings import Init, bare, check_parts, prefixes
+from harness.init.settings import Init, bare_name, check_parts, prefixes
 from harness.names import few, is_below
 
 ONLY_IN_FILE = "is only in the file"
@@ -51,7 +51,7 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
     assert init.path is not None
     tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     state = module.state_dict(keep_vars=True)  # has every name of a shared tensor
-    own = {bare(name): value for name, value in state.items() if id(value) in tensors}
+    own = {bare_name(name): value for name, value in state.items() if id(value) in tensors}
     path = Path(init.path).expanduser()
     try:
         with opened(path, key=init.key, prefix=init.prefix, ema=init.ema) as weights:
@@ -75,13 +75,13 @@ def match_tensors(
         UserError: a setting names a part that does not exist, or renames two tensors alike.
     """
     check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
-    sources = {renamed(name, init.rename): name for name in stored}
+    sources = {rename_parts(name, init.rename): name for name in stored}
     if len(sources) < len(stored):
         raise UserError(
             f"init.rename={init.rename} gives two tensors of the file the same name. "
             "Rename them apart, or choose fewer with init.prefix=<part>."
         )
-    part = destination({name: stored[source] for name, source in sources.items()}, own)
+    part = best_part({name: stored[source] for name, source in sources.items()}, own)
     in_part = {name: value for name, value in own.items() if is_below(name, [part])}
     in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
     check_parts(f"init.leave_out={[*init.leave_out]}", init.leave_out, [*own, *in_file])
@@ -105,7 +105,7 @@ def match_tensors(
     return match
 
 
-def renamed(name: str, rename: Mapping[str, str]) -> str:
+def rename_parts(name: str, rename: Mapping[str, str]) -> str:
     """Rename the longest beginning of a name that ``rename`` lists, by parts between dots.
 
     A new beginning of "" strips the old one; an old one of "" adds the new one.
@@ -114,7 +114,7 @@ def renamed(name: str, rename: Mapping[str, str]) -> str:
     return ".".join(filter(None, (rename.get(old, ""), name[len(old) :].lstrip("."))))
 
 
-def destination(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
+def best_part(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
     """Return the part of the module that most of the file's tensors fit, outer parts preferred."""
     votes: Counter[str] = Counter()
     for name, value in own.items():

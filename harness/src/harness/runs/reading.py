@@ -144,16 +144,16 @@ def _config_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(config, dict) or "model" not in config:
         raise ValueError("it is no config of a run")
     settings = flat({key: node for key, node in config.items() if key not in NOT_COMPARED})
-    return config, _check_number(settings)
+    return config, _check_num_names(settings)
 
 
 def _numbers_of(path: Path) -> dict[str, float]:
     """Return the metrics in a run's results."""
     values = untrusted.read_json(path).items()
-    return _check_number({name: v for name, v in values if isinstance(v, (int, float))})
+    return _check_num_names({name: v for name, v in values if isinstance(v, (int, float))})
 
 
-def _check_number(values: dict[str, Any]) -> dict[str, Any]:
+def _check_num_names(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values; raise a ValueError if there are too many, as each becomes a column."""
     if len(values) > MAX_NAMES:
         raise ValueError(f"it has more than {MAX_NAMES:,} names")

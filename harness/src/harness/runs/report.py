@@ -15,7 +15,7 @@ from harness.errors import UserError
 from harness.files import write_durably
 from harness.names import shown
 from harness.runs.reading import FACTS, GPU, METRICS, Runs, read_table
-from harness.runs.table import differing, overview, titles
+from harness.runs.table import differing_settings, overview, titles
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -44,10 +44,10 @@ def write_report(runs: Runs, path: Path) -> None:
         raise UserError(
             f"{path} exists and is no report of runs. Remove it, or choose another -o FILE."
         )
-    write_durably(path, "".join(parts_of(runs)).encode())
+    write_durably(path, "".join(page_parts(runs)).encode())
 
 
-def parts_of(runs: Runs) -> Iterator[str]:
+def page_parts(runs: Runs) -> Iterator[str]:
     """Yield the page in pieces: runs with the same objective together, the best first."""
     from plotly.io import to_html
 
@@ -106,7 +106,7 @@ def scatter_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
     """Yield a figure for each setting that differs: the best value of each run against it."""
     from plotly.graph_objects import Figure
 
-    for name in differing(runs):
+    for name in differing_settings(runs):
         x = runs.frame[name].to_list()
         are_rates = all(isinstance(value, float) and value > 0 for value in x)
         x = x if are_rates else [escape(text_of(value)) for value in x]

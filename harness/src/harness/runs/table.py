@@ -30,7 +30,7 @@ LISTED = (*GPU, "reason")  # facts that `ls` prints
 MAX_UNCUT = 3  # columns of a table that is never cut: name and value, or name and two runs
 
 
-def differing(runs: Runs) -> list[str]:
+def differing_settings(runs: Runs) -> list[str]:
     """Return the settings that are not the same in all runs, the outermost first.
 
     Settings with the same last part and equal values, such as ``seed`` and ``data.seed``, count as
@@ -59,7 +59,7 @@ def full_name(frame: pl.DataFrame, name: str) -> str:
     raise UserError(f"No run has {name}.{did_you_mean(name, frame.columns)}")
 
 
-def chosen(runs: Runs, conditions: Sequence[str]) -> Runs:
+def filter_runs(runs: Runs, conditions: Sequence[str]) -> Runs:
     """Return the runs that satisfy all conditions, such as ``status=finished``.
 
     Raises:
@@ -93,7 +93,9 @@ def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
     """Return for each run its status, its best value, test metrics and settings that differ."""
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
     # Leave out a strategy's own settings, which only `diff` lists: the experiment is the same.
-    settings = [name for name in differing(runs) if not name.startswith("trainer.strategy.")]
+    settings = [
+        name for name in differing_settings(runs) if not name.startswith("trainer.strategy.")
+    ]
     names = ["run", "status", "best", *settings, *tested, *facts, "objective"]
     return runs.frame.select(names)
 
@@ -128,7 +130,7 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
     frame = runs.frame.with_columns(value=value).filter(pl.col("value").is_finite())
     if frame.is_empty():
         raise UserError(f"None of {len(runs.frame)} runs has a value of {name}.")
-    settings = differing(runs._replace(frame=frame))
+    settings = differing_settings(runs._replace(frame=frame))
     keys = ["objective", *(key for key in settings if key not in (*REPEATS, name))]
     # Runs with equal seed and fold are copies, not repetitions: each is a row of its own.
     repeats = [key for key in REPEATS if key in frame.columns]
@@ -152,7 +154,16 @@ def difference(runs: Runs) -> list[dict[str, Any]]:
     """Return a row for each setting, metric and fact in which two runs differ."""
     names = runs.frame.columns
     metrics = [n for n in names[names.index("best") + 1 :] if n not in runs.settings]
-    names = ["run", *differing(runs), *metrics, "status", "seconds", "samples/s", *GPU, "commit"]
+    names = [
+        "run",
+        *differing_settings(runs),
+        *metrics,
+        "status",
+        "seconds",
+        "samples/s",
+        *GPU,
+        "commit",
+    ]
     first, second = runs.frame.to_dicts()
     return [{"name": n, "one": first[n], "two": second[n]} for n in names if first[n] != second[n]]
 

@@ -99,7 +99,7 @@ class ParallelForward:
                 log.warning(IDLE, type(self.module).__name__, self.devices[0])
             return self.original(*args, **kwargs)
         gpus = dict.fromkeys(device.index for device in self.devices if device.type == "cuda")
-        reseed_like_seeded([torch.cuda.default_generators[index] for index in gpus])
+        reseed_equal_seeds([torch.cuda.default_generators[index] for index in gpus])
         # Start all copies before the first forward.
         root, *others = self.devices[: len(chunks)]
         copies = [{}, *(copy_tensors(self.module, root, device) for device in others)]
@@ -159,7 +159,7 @@ def copy_tensors(module: nn.Module, root: torch.device, device: torch.device) ->
     return tensors
 
 
-def reseed_like_seeded(generators: Sequence[torch.Generator]) -> None:
+def reseed_equal_seeds(generators: Sequence[torch.Generator]) -> None:
     """Give equal seeds different values: after `torch.manual_seed` all GPUs have the same.
 
     With the same seed, dropout would drop the same units on each GPU.
