@@ -6,7 +6,10 @@ from harness.command.main import main
 
 if __name__ == "__main__":
     if sys.argv[1:2] not in (["train"], ["evaluate"], ["predict"]):
-        sys.exit("Use python -m harness train, evaluate or predict, and words such as model=mlp.")
-    words = sys.argv[2:]
-    given = words and words[0].startswith("conf=")  # by a program that has its files elsewhere
-    main(sys.argv[1], words.pop(0).removeprefix("conf=") if given else "conf", words)
+        sys.exit(
+            "Use python -m harness train, evaluate or predict, and overrides such as model=mlp."
+        )
+    arguments, conf = sys.argv[2:], "conf"
+    if arguments and arguments[0].startswith("conf="):  # a program has its config files elsewhere
+        conf = arguments.pop(0).removeprefix("conf=")
+    main(sys.argv[1], conf, arguments)

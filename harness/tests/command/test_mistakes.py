@@ -61,7 +61,7 @@ MISTAKES = {
     "tags=lr": "must be a list, such as",
     "gpus=emptiest": "eave out gpus=emptiest",
     "gpus=emptiest trainer.devices=[0,1]": "use trainer.devices=<number>",
-    "gpus.min_free_gib=20": "by gpus=emptiest",
+    "gpus.min_free_gib=20": "needs gpus=emptiest",
     "sweep=optuna": "python train.py -m sweep=optuna",
     "objective=val/score": "add mode",
     "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
@@ -71,8 +71,8 @@ MISTAKES = {
     "strategy=ddp_cpu": "Use strategy=ddp trainer.accelerator=cpu",
     "trainer.accelerator=ddp": "cpu, gpu, cuda or mps",
     # What Hydra would do itself.
-    "hydra/launcher=slurm": "sweeps are python train.py -m <words>",
-    "hydra.sweep.dir=x": "folders are output_dir= and name=",
+    "hydra/launcher=slurm": "python train.py -m <overrides> for sweeps",
+    "hydra.sweep.dir=x": "Use output_dir= and name=",
     "--epochs 3": "Did you mean trainer.max_epochs=<value>?",
     "--resolve": "--cfg job",
     "--cfg job --resolve seed=${nope}": "nope",
@@ -137,7 +137,7 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
             assert hint in refusal(*words, task=task)
     words = (f"checkpoint={checkpoint}", f"output={tmp_path / 'table.csv'}")
     (tmp_path / "table.csv").write_text("mine")
-    assert "table.csv exists. Use another name" in refusal(*words, task="predict")
+    assert "table.csv already exists. Use another name" in refusal(*words, task="predict")
     assert [*finished_run.glob("evaluate/*")] == evaluated
     result = command("evaluate.py", words[0], "model.net.hidden=[8]")
     assert result.returncode == 1
@@ -149,7 +149,7 @@ def test_processes_that_do_not_belong_together_are_refused(tmp_path: Path) -> No
     """Of a sweep each would name its own folder, and wait for the others for ever."""
     torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
-    of_sweep = "leave out trainer.num_nodes, torchrun and srun"
+    of_sweep = "out trainer.num_nodes, torchrun and srun"
     for environment, words, hint in (
         (torchrun, "", "torchrun has started 2 processes, but these settings need 1"),
         (torchrun, "-m seed=1,2", of_sweep),
@@ -181,8 +181,8 @@ YAML_MISTAKES = [
     ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
     ("trainer:\nmax_epochs: 3\n", 2, "indented"),
     ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
-    ("hydra:\n  run:\n    dir: x\n", 2, "has no use here"),
-    ("defaults:\n  - override /hydra/launcher: basic\n", 3, "has no use here"),
+    ("hydra:\n  run:\n    dir: x\n", 2, "has no effect"),
+    ("defaults:\n  - override /hydra/launcher: basic\n", 3, "has no effect"),
     ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
     ("objective: val/score\n", 2, "add mode, min or max"),
 ]

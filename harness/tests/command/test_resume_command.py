@@ -101,7 +101,7 @@ def test_damaged_checkpoints_and_results_are_told_with_what_to_do(
     for path in (run_copy / "checkpoints").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-5])
     results.unlink()
-    assert "none that is whole is left" in refusal(f"resume={run_copy}")
+    assert "has no complete one" in refusal(f"resume={run_copy}")
     assert "is damaged and was skipped" in capsys.readouterr().err
     assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
 
@@ -139,7 +139,7 @@ def test_run_without_a_checkpoint_yet_begins_anew_and_says_so(
     folder = saved_run()
     (folder / "metrics.csv").write_text("step,loss\n0,1.0\n")
     assert go_on(folder).resume is None
-    assert "before its first checkpoint: it begins anew at step 0" in capsys.readouterr().err
+    assert "before its first checkpoint: it starts again at step 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("trace", ["checkpoints/step_3.ckpt.damaged", "results.json", "resume"])
@@ -153,7 +153,7 @@ def test_run_that_has_lost_its_checkpoints_is_refused(
         config = run_folder.load_config(folder)
         config.resume = "step_3.ckpt"
         run_folder.save_config(config, folder)
-    with pytest.raises(UserError, match="has had checkpoints, and none that is whole is left"):
+    with pytest.raises(UserError, match="has had checkpoints, but "):
         go_on(folder)
 
 

@@ -35,7 +35,7 @@ def test_two_commands_that_choose_at_once_make_one_run(
 def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> None:
     """A config would be a record of what was not done, a flipped bit another setting."""
     config, words = tmp_path / "config.yaml", tmp_path / "overrides.yaml"
-    with pytest.raises(UserError, match=r"config.yaml is not the config of a run: .*\nBring it"):
+    with pytest.raises(UserError, match=r"config.yaml is not the config of a run: .*\nRestore it"):
         run_folder.load_config(tmp_path)
     run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
     typed = ["+logger.mine.path=${run_dir}/mine.csv", "notes='${name}'", "seed=1"]
@@ -68,7 +68,7 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
     monkeypatch.setattr(cli, "compute_in", start_another)
     run_dir = cli.start(compose_command("train", words, "conf"))
     assert others[0].returncode == 1
-    assert f"The run in {run_dir} is alive" in others[0].stderr
+    assert f"The run in {run_dir} is running in" in others[0].stderr
     assert {path.name for path in run_dir.iterdir()} == {".lock", "config.yaml", "overrides.yaml"}
 
 

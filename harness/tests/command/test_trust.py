@@ -206,7 +206,7 @@ BOMBS = {
 def test_a_yaml_file_stands_for_no_more_than_settings_do(conf: Path, bomb: str) -> None:
     (conf / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{BOMBS[bomb]}\n")
     said = refusal("experiment=theirs", conf=conf)
-    assert "is no file of settings" in said or "interpolations" in said
+    assert "is no config file" in said or "interpolations" in said
 
 
 @pytest.mark.parametrize("bomb", [name for name in BOMBS if name not in ("values", "a chain")])

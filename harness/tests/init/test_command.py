@@ -56,7 +56,7 @@ def test_a_run_goes_on_and_is_evaluated_without_the_file(
     assert (begun.folder / "run.log").read_text().count("starts from") == 1
     assert evaluate(begun.checkpoint).results["test/accuracy"] > 0
     leave_at(begun.folder, 3)
-    with pytest.raises(UserError, match="would not go on as the same run"):
+    with pytest.raises(UserError, match="cannot be resumed with"):
         run(f"resume={begun.folder}", "init=other.pt")
 
 

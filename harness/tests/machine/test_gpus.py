@@ -77,7 +77,7 @@ def test_gpus_that_are_not_there_are_refused_before_anything_is_made(
 ) -> None:
     machine(FakeGpu(80), FakeGpu(80))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    sees = "and this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=1): number 0.\nUse "
+    sees = "but this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=1): number 0.\nUse "
     one, listed = "trainer.devices=1 or less, or trainer.acc", "a list of these numbers, each once"
     for words, instead in (
         *(
@@ -113,7 +113,7 @@ def test_gpus_are_counted_before_torch_is_imported(tmp_path: Path) -> None:
     (fake / "torch.py").write_text("raise SystemExit('torch was imported')")
     words = "strategy=ddp", "trainer.devices=2", f"output_dir={tmp_path / 'out'}"
     result = typed("train.py", *words, environment=variables)
-    sees = "trainer.devices=2, and this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=0): number 0.\nUse "
+    sees = "trainer.devices=2, but this run sees 1 GPU (of CUDA_VISIBLE_DEVICES=0): number 0.\nUse "
     assert result.stderr.startswith(sees)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 2)
     assert not (tmp_path / "out").exists()

@@ -74,7 +74,7 @@ def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     assert rows[0].startswith("failed")
     assert "model.optimizer: Invalid learning rate: -1" in rows[0]
     assert rows[2].startswith("failed")
-    assert f"Go on with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
+    assert f"Resume with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
     assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
     assert (folder / "1" / "results.json").exists()
     status, said = again(tmp_path, "resume=auto", *words)
@@ -94,14 +94,14 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
         "-m seed=1,2 sweep.jobs_per_gpu=0": "sweep.jobs_per_gpu=0 must be",
         "-m seed=1,2 gpus=emptiest sweep.jobs_per_gpu=2": "sweep.jobs_per_gpu=2 lets jobs share",
-        "-m seed=1,2 resume=outputs/x": "a sweep goes on by its words. Use python",
+        "-m seed=1,2 resume=outputs/x": "resume a sweep by its overrides. Use python",
         "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
         f"-m sweep=optuna {RATE} sweep.storage=x://me:secret@y": "sweep.storage: ",
         "-m model=glob(*)": "is no list of values",
         f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
-        "-m seed=1,2 hydra/launcher=slurm": "sweeps are python train.py -m <words>",
+        "-m seed=1,2 hydra/launcher=slurm": "python train.py -m <overrides> for sweeps",
         "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
     }.items(),
 )
@@ -223,7 +223,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     driver.send_signal(signal.SIGINT)
     assert driver.wait() == 128 + signal.SIGINT
     (folder,) = sweeps(tmp_path)
-    assert "Go on with: python train.py -m resume=auto" in (tmp_path / "log").read_text()
+    assert "Resume with: python train.py -m resume=auto" in (tmp_path / "log").read_text()
     assert [*(folder / "0" / "checkpoints").glob("step_*.ckpt")]
     assert not (folder / "1").exists()
     status, said = again(tmp_path, "resume=auto", *words)
@@ -273,7 +273,7 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
 def test_optuna_chooses_no_repetition(repeats: str) -> None:
     rate = "model.optimizer.lr=interval(1e-4,1e-1)"
     said = refusal("-m", "sweep=optuna", rate, repeats)
-    assert f"{repeats}: sweep=optuna would choose the luckiest of them" in said
+    assert f"{repeats}: sweep=optuna would choose the luckiest value" in said
 
 
 def with_space(tmp_path: Path, *lines: str) -> Path:

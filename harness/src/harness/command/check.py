@@ -1,7 +1,7 @@
 """Check a composed command before anything is written, and before torch is imported.
 
-In: a ``Command``. Out: nothing, or a ``UserError`` that says what to type instead. Next:
-``choose_run``. What single settings take stands in ``default_rules.yaml``.
+In: a ``Command``. Out: nothing, or a ``UserError`` with what to type instead. Next:
+``choose_run``. ``default_rules.yaml`` has the allowed values of single settings.
 """
 
 import math
@@ -26,14 +26,14 @@ from harness.strategies import launchable
 from harness.upstream.interpolations import bounded
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.([\d.]*)")  # such as 1.. or 0.0..1.0 in the rules
-# A conf/train.yaml of version 0.3 turns off the logging of Hydra.
+# Only a conf/train.yaml of version 0.3 may turn off Hydra's logging.
 HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
-MOST_ON_FEW, MOST_PER_CORE = 16, 8  # processes on the CPU; more would only wait for each other
+MOST_ON_FEW, MOST_PER_CORE = 16, 8  # processes on the CPU, in all or per core
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
 def check(command: Command) -> None:
-    """Refuse a composed command that cannot run, with what to type instead."""
+    """Raise a ``UserError`` with what to type instead, if a command cannot run."""
     cfg = command.cfg
     with bounded(), explained(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
@@ -44,7 +44,7 @@ def check(command: Command) -> None:
     _refuse_settings_of_hydra(folders)
     files = _experiments(command, folders)
     _check_keys(command, files)
-    _check_words(command, values)
+    _check_overrides(command, values)
     allowed.check(cfg)
     if command.task == "train":
         _check_training(command)
@@ -54,16 +54,17 @@ def check(command: Command) -> None:
 
 
 def check_init(cfg: DictConfig) -> None:
-    """Refuse weights that a run cannot begin with; one that goes on has no use for them."""
+    """Check the file of initial weights of a new run; a resumed run does not read it."""
     init = settings(cfg.get("init"))
     if init.path is not None and cfg.resume is None:
         check_file(init.path)
 
 
 def _check_keys(command: Command, files: dict[Path, str]) -> None:
-    """Refuse keys that nothing reads, and values in the place of keys: Hydra merges them all.
+    """Refuse top-level keys that nothing reads, and values where keys are needed.
 
-    What reads a key: the task's own YAML file, a group, or an interpolation such as ``${width}``.
+    Hydra merges both without an error. A key is read if the task's own YAML file has it, if it is a
+    config group, or if an interpolation such as ``${width}`` names it.
     """
     cfg, conf, file = command.cfg, command.conf, f"{command.task}.yaml"
     own = conf if (conf / file).exists() else config_files.OWN
@@ -88,7 +89,7 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
 
 
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:
-    """Refuse what a YAML file sets for runs of Hydra's own, which no run here is."""
+    """Refuse settings in a YAML file for runs that Hydra starts."""
     for path in sorted(path for folder in folders for path in Path(folder).rglob("*.yaml")):
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if HYDRAS.match(line):
@@ -96,23 +97,23 @@ def _refuse_settings_of_hydra(folders: list[Any]) -> None:
 
 
 def _experiments(command: Command, folders: list[Any]) -> dict[Path, str]:
-    """Read the YAML files that ``experiment=`` and ``debug=`` choose, also of a further folder."""
+    """Return the texts of the YAML files that ``experiment=`` and ``debug=`` choose, by path."""
     texts: dict[Path, str] = {}
-    for word in command.overrides:
-        group, _, value = word.lstrip("+").partition("=")
+    for override in command.overrides:
+        group, _, value = override.lstrip("+").partition("=")
         names = re.findall(r"[^\s,\[\]'\"]+", value) if group in ("experiment", "debug") else []
         for name in names:
-            paths = [Path(place, group, f"{name}.yaml") for place in folders]
-            if path := next(filter(Path.is_file, paths), None):  # Hydra takes the first as well
+            paths = [Path(folder, group, f"{name}.yaml") for folder in folders]
+            if path := next(filter(Path.is_file, paths), None):  # Hydra uses the first as well
                 texts[path] = path.read_text()
     return texts
 
 
 def _place(command: Command, files: dict[Path, str], key: str) -> str:
-    """Return the experiment and the line that set a key, or the word that did."""
-    for word in command.overrides:
-        if key_of(word) == key:
-            return f"{word}: "
+    """Return the override, or the line of an experiment, that sets a key."""
+    for override in command.overrides:
+        if key_of(override) == key:
+            return f"{override}: "
     for path, text in files.items():
         for number, line in enumerate(text.splitlines(), 1):
             if re.match(rf"\W*{re.escape(leaf(key))}\b", line):
@@ -120,8 +121,8 @@ def _place(command: Command, files: dict[Path, str], key: str) -> str:
     return ""
 
 
-def _check_words(command: Command, values: dict[str, Any]) -> None:
-    """Refuse values that the rules do not list, and words that would be misread."""
+def _check_overrides(command: Command, values: dict[str, Any]) -> None:
+    """Refuse values that the rules do not allow, and overrides that are easily misread."""
     for key, kinds in command.rules["takes"].items():
         if key in values and not any(_is_of(values[key], kind) for kind in kinds):
             *most, last = [_described(kind) for kind in kinds]
@@ -129,26 +130,26 @@ def _check_words(command: Command, values: dict[str, Any]) -> None:
             is_variable = any(w.startswith(f"{key}=${{oc.env:") for w in command.overrides)
             hint = "\nA variable is text: write ${oc.decode:${oc.env:NAME}}." if is_variable else ""
             raise UserError(f"{key}={typed(values[key])} must be {takes}.{hint}")
-    for word in command.overrides:
-        name, _, value = word.lstrip("+~").partition("=")
+    for override in command.overrides:
+        name, _, value = override.lstrip("+~").partition("=")
         if name == "run_dir":
-            raise UserError("run_dir is set by the run: use output_dir=<folder> and name=<name>.")
-        if word[0] == "~" and name in config_files.groups(command.conf):
-            raise UserError(f"{name} was removed, and nothing runs without it. Leave out {word}.")
-        if value.lower() in ("yes", "no", "on", "off"):  # texts, which Python takes for true
-            raise UserError(f"{word}: write true or false; a text is \"{name}='{value}'\".")
+            raise UserError("The run sets run_dir: use output_dir=<folder> and name=<name>.")
+        if override[0] == "~" and name in config_files.groups(command.conf):
+            raise UserError(f"Every run needs {name}. Leave out {override}.")
+        if value.lower() in ("yes", "no", "on", "off"):  # strings, which are true in Python
+            raise UserError(f"{override}: write true or false; a text is \"{name}='{value}'\".")
         if name == "output" and command.task == "predict":
             output = Path(command.cfg.output)
             if output.suffix != ".csv" or output.exists():
-                why = "exists" if output.exists() else "is the name of no .csv"
-                raise UserError(f"output={output} {why}. Use another name, output=<name>.csv.")
+                reason = "already exists" if output.exists() else "does not end in .csv"
+                raise UserError(f"output={output} {reason}. Use another name, output=<name>.csv.")
         is_of_sweep = name.partition(".")[0] == "sweep" and command.task == "train"
         if is_of_sweep and not command.is_sweep:
-            raise UserError(f"{word} is a setting of a sweep: python train.py -m {word} …")
+            raise UserError(f"{override} is a setting of a sweep: python train.py -m {override} …")
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Return whether a value is what a rule lists: a range, text, a list, or this very value."""
+    """Return whether a value matches a rule: a range, ``text``, ``list``, or an equal value."""
     if kind in KINDS:
         return isinstance(value, KINDS[kind])
     if (limits := RANGE.fullmatch(str(kind))) is None:
@@ -159,6 +160,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def _described(kind: Any) -> str:
+    """Return a rule's allowed values as a text for a message."""
     if kind == "list":
         return "a list, such as [1,2]"
     if (limits := RANGE.fullmatch(str(kind))) is None:
@@ -180,31 +182,31 @@ def _check_training(command: Command) -> None:
         cfg.trainer.get("num_nodes", 1) > 1 or launcher().has_several_processes
     ):
         raise UserError(
-            "A sweep's jobs run on this machine, each in processes of its own: leave out "
-            "trainer.num_nodes, torchrun and srun."
+            "A sweep runs its jobs on this machine, and starts their processes by itself. Leave "
+            "out trainer.num_nodes, torchrun and srun."
         )
     per_gpu = command.sweep.get("jobs_per_gpu", 1)  # a project's own sweep/grid.yaml may lack it
     if command.is_sweep and per_gpu > 1 and cfg.gpus.order != "visible":
         raise UserError(
-            f"sweep.jobs_per_gpu={per_gpu} lets jobs share a GPU, and gpus={cfg.gpus.order} locks "
-            "each GPU for one job: leave out one of them."
+            f"sweep.jobs_per_gpu={per_gpu} lets jobs share a GPU, but gpus={cfg.gpus.order} locks "
+            "each GPU for one job. Leave out one of them."
         )
 
 
 def _check_objective(command: Command, files: dict[Path, str]) -> None:
-    """Take the direction of a score from its name; refuse one whose name does not say it.
+    """Infer the mode of a new objective from its name, and refuse a name without a known mode.
 
-    With the wrong one the worst checkpoint would be kept as the best.
+    With the wrong mode, the run would keep its worst checkpoint as the best.
     """
-    words = {key_of(word): word.partition("=")[2] for word in command.overrides}
-    sets = [*(_keys_of(text) for text in files.values()), words]
-    for at, keys in enumerate(sets):
-        is_said = any("mode" in later for later in sets[at:])
-        if (name := keys.get("objective")) in (None, "null") or is_said:
+    typed_keys = {key_of(o): o.partition("=")[2] for o in command.overrides}
+    sets = [*(_keys_of(text) for text in files.values()), typed_keys]
+    for index, keys in enumerate(sets):
+        has_mode = any("mode" in later for later in sets[index:])
+        if (name := keys.get("objective")) in (None, "null") or has_mode:
             continue
         if (mode := direction(str(name))) is None:
             place = _place(command, files, "objective")
-            raise UserError(f"{place}add mode, min or max, whichever is the best.")
+            raise UserError(f"{place}add mode, min or max, whichever is better.")
         command.cfg.mode = mode
 
 
@@ -214,7 +216,7 @@ def _keys_of(text: str) -> dict[str, Any]:
 
 
 def _check_devices(cfg: DictConfig) -> None:
-    """Refuse devices that do not exist, and a launch that waits for what nobody starts."""
+    """Refuse devices that do not exist, and a launch that would wait for missing processes."""
     trainer = cfg.trainer
     launchable.check_apple(trainer)
     devices, accelerator = trainer.devices, trainer.accelerator
@@ -222,10 +224,10 @@ def _check_devices(cfg: DictConfig) -> None:
     if on_cpu := num_here == 0:
         is_number = devices == "auto" or (isinstance(devices, int) and devices > 0)
         if accelerator not in ("auto", "cpu") or not is_number:
-            wish = f"devices={devices}" if not is_number else f"accelerator={accelerator}"
+            setting = f"devices={devices}" if not is_number else f"accelerator={accelerator}"
             raise UserError(
-                f"trainer.{wish} needs a GPU, and this run has none.\nUse strategy=auto (a GPU if "
-                "there is one), strategy=cpu, or trainer.devices=<number of processes>."
+                f"trainer.{setting} needs a GPU, and this run has none.\nUse strategy=auto (a GPU "
+                "if there is one), strategy=cpu, or trainer.devices=<number of processes>."
             )
     elif devices not in ("auto", -1):
         _check_numbers(devices, num_here)
@@ -246,7 +248,7 @@ def _check_devices(cfg: DictConfig) -> None:
         )
     if isinstance(batch_size, int) and batch_size < num_processes:
         raise UserError(
-            f"data.batch_size={batch_size} cannot be shared by {num_processes} processes: it "
+            f"data.batch_size={batch_size} cannot be split between {num_processes} processes: it "
             "counts the samples of one optimizer step over all of them.\n"
             f"Use data.batch_size={num_processes} or more."
         )
@@ -254,7 +256,7 @@ def _check_devices(cfg: DictConfig) -> None:
 
 
 def _check_numbers(devices: Any, num_here: int) -> None:
-    """Refuse GPUs that this process does not see, which Lightning finds seconds later."""
+    """Refuse GPUs that this process does not see, seconds before Lightning would."""
     wanted: list[Any] = [*devices] if OmegaConf.is_list(devices) else []
     if isinstance(devices, int):
         wanted = [*range(devices)]
@@ -275,21 +277,24 @@ def _check_numbers(devices: Any, num_here: int) -> None:
         )
     elif launcher().num_here > 1:
         instead = f"Start {num_here} on each machine, and let each process see all of its GPUs."
-    raise UserError(f"trainer.devices={devices}, and this run sees {seen}: {numbers}.\n{instead}")
+    raise UserError(f"trainer.devices={devices}, but this run sees {seen}: {numbers}.\n{instead}")
 
 
 def _check_gpus(cfg: DictConfig) -> None:
-    """Refuse a choice of GPUs that cannot be made, or would not be the one that counts."""
+    """Refuse ``gpus=emptiest`` if it cannot choose, or if its choice would have no effect."""
     least, num_here = cfg.gpus.min_free_gib, launcher().num_here
     if cfg.gpus.order == "visible":
         if least is not None:
-            raise UserError(f"gpus.min_free_gib={least} is looked at by gpus=emptiest. Add that.")
+            raise UserError(f"gpus.min_free_gib={least} needs gpus=emptiest. Add gpus=emptiest.")
     elif OmegaConf.is_list(cfg.trainer.devices) or num_here > 1:
         raise UserError(
             "gpus=emptiest chooses GPUs in one process: use trainer.devices=<number>, and start it "
             "without torchrun or srun.\nOr leave it out, and name GPUs with CUDA_VISIBLE_DEVICES."
         )
     elif cfg.trainer.accelerator in ("cpu", "mps"):
-        raise UserError(f"gpus=emptiest with strategy={cfg.trainer.accelerator}: leave out one.")
+        raise UserError(
+            f"gpus=emptiest needs GPUs, but strategy={cfg.trainer.accelerator} uses none of them. "
+            "Leave out one of the two."
+        )
     else:
         candidates()

@@ -1,8 +1,8 @@
 """Choose a command's run, new or resumed, lock its folder, and write the config there.
 
-In: a checked ``Command``. Out: the run's folder. Next: ``main`` computes the run. Only the first
-process of a run chooses; the others get what it has chosen. A run that goes on keeps its saved
-config but for what a command may change; any other word is refused with the difference.
+In: a checked ``Command``. Out: the run's folder. Next: ``main`` computes the run. Only rank 0
+chooses; the other ranks get its choice. A resumed run keeps its saved config, except for the keys
+that a command may change. Any other override raises a ``UserError`` with the difference.
 """
 
 import os
@@ -33,34 +33,38 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
     """Choose a run's folder, lock it until ``locks`` are closed, and write the config there.
 
     Returns:
-        ``run_dir``, as a text, and whether nothing of that run is left to do (``is_finished``).
+        ``run_dir``, a string, and ``is_finished``: whether that run has nothing left to do.
 
     Raises:
-        UserError: if the run to go on with is alive, or the command asks for another result.
+        UserError: if the run to resume is running, or an override would change its result.
     """
     cfg, parent = command.cfg, parent_of(command)
     if command.task != "train":
         lookup.verified(Path(cfg.checkpoint))
     is_auto = cfg.get("resume") == "auto" and not command.sweep_dir
-    # Of two commands that start at once the second finds the run of the first.
+    # If two commands start at once, the second one finds the run of the first.
     with run_folder.choosing(parent) if is_auto else nullcontext():
         found = find(command) if command.task == "train" else None
         if found is None and is_auto:
-            print_text(f"There is no run in {parent} to go on with: a new one starts.")
+            print_text(f"There is no run in {parent} to resume: a new one starts.")
             cfg.resume = None
             check_init(cfg)
         run_dir = found or Path(command.sweep_dir or run_folder.make(parent, launcher().job))
-        run_dir.mkdir(parents=True, exist_ok=True)  # of a sweep
+        run_dir.mkdir(parents=True, exist_ok=True)  # for a job of a sweep
         locks.enter_context(run_folder.locked(run_dir))
         if found is None:
             run_folder.save_config(frozen(command, run_dir), run_dir)
             run_folder.save_words(command.overrides, run_dir)
-    is_finished = found is not None and not _goes_on(command, run_dir)
+    is_finished = found is not None and not _prepare_resume(command, run_dir)
     return {"run_dir": str(run_dir), "is_finished": is_finished}
 
 
-def _goes_on(command: Command, run_dir: Path) -> bool:
-    """Write the config with which a run goes on beside its own, unless nothing is left to do."""
+def _prepare_resume(command: Command, run_dir: Path) -> bool:
+    """Write the config of the resumed run next to its old one, unless the run is finished.
+
+    Returns:
+        Whether the run has anything left to do.
+    """
     config, saved = resumed_config(command, run_dir), run_folder.load_config(run_dir)
     if (run_dir / "results.json").exists() and all(
         OmegaConf.select(saved, key) == OmegaConf.select(config, key)
@@ -74,18 +78,18 @@ def _goes_on(command: Command, run_dir: Path) -> bool:
 
 
 def frozen(command: Command, run_dir: Path) -> DictConfig:
-    """Return the config with which this process computes a run, of which some keys may differ."""
+    """Return this process's config of a run; some keys may differ between processes."""
     if (run_dir / PENDING_CONFIG).exists():
         config = resumed_config(command, run_dir)
         config.resume = run_folder.load_next_config(run_dir).resume
         return config
     if command.task == "train":
-        command.cfg.resume = None  # it was auto, and there was no run
+        command.cfg.resume = None  # resume=auto, but there was no run
     return run_folder.freeze(command.cfg, run_dir)
 
 
 def parent_of(command: Command) -> Path:
-    """Return the folder in which a command's run has its own."""
+    """Return the folder that contains the folders of a command's runs."""
     cfg = command.cfg
     if command.sweep_dir:
         return Path(command.sweep_dir).parent
@@ -96,10 +100,10 @@ def parent_of(command: Command) -> Path:
 
 
 def find(command: Command) -> Path | None:
-    """Find the run to go on with; ``None`` starts a new one.
+    """Return the folder of the run to resume, or ``None`` to start a new run.
 
-    What torchrun or Slurm has started again goes on with the newest run of the same words, also
-    without ``resume``. A job of Slurm's, or a task of an array, goes on with runs of its own.
+    After a restart by torchrun or Slurm, this is the newest run with the same overrides, even
+    without ``resume``. A Slurm job, or a task of a job array, resumes only its own runs.
     """
     cfg, started_by = command.cfg, launcher()
     named = command.sweep_dir or (cfg.resume if cfg.resume != "auto" else None)
@@ -110,7 +114,7 @@ def find(command: Command) -> Path | None:
     runs = run_folder.runs_in(parent_of(command))
     if named:
         example = max(map(str, runs), default="<output_dir>/<name>/<run>")
-        if run_folder.is_run(Path(named).parent.parent):  # a checkpoint in its folder
+        if run_folder.is_run(Path(named).parent.parent):  # the user named a checkpoint
             example = str(Path(named).parent.parent)
         raise UserError(
             f"resume={named}: there is no run. Use resume=auto, or one such as {example}"
@@ -121,41 +125,45 @@ def find(command: Command) -> Path | None:
         return runs[-1] if runs else None
     if not started_by.may_be_restart or "resume=null" in command.overrides:
         return None
-    words = _without_resume(command.overrides)
-    runs = [run for run in runs if _without_resume(run_folder.load_words(run)) == words]
+    overrides = _without_resume(command.overrides)
+    runs = [run for run in runs if _without_resume(run_folder.load_words(run)) == overrides]
     if (job := started_by.job) is not None:
         runs = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(\.\d+)?", run.name)]
     if runs:
-        print_text(f"What has started this run has started it again: it goes on with {runs[-1]}.")
+        print_text(f"This command was restarted: it resumes {runs[-1]}.")
     return runs[-1] if runs else None
 
 
-def _without_resume(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not word.startswith("resume=")]
+def _without_resume(overrides: Sequence[str]) -> list[str]:
+    return [override for override in overrides if not override.startswith("resume=")]
 
 
 def resumed_config(command: Command, run_dir: Path) -> DictConfig:
-    """Return the run's saved config with what the command may change; refuse any other word."""
+    """Return the run's saved config with the changes that a command may make.
+
+    Raises:
+        UserError: if an override would change anything else.
+    """
     saved = run_folder.load_config(run_dir)
     composed = run_folder.freeze(command.cfg, run_dir)
     may_change, may_grow = command.rules["may_change"], command.rules["may_grow"]
-    new, old = flat(composed), flat(saved)  # keys may have dots in them, as names of parts
+    new, old = flat(composed), flat(saved)  # keys may contain dots, such as names of submodules
     refused = []
-    for key in _keys_asked_for(command.overrides, run_folder.load_words(run_dir), {*new, *old}):
-        asked = new[key] if key in new else OmegaConf.select(composed, key)
-        was = old[key] if key in old else OmegaConf.select(saved, key)
-        if asked == was or is_below(key, NOT_COMPARED):
+    for key in _overridden_keys(command.overrides, run_folder.load_words(run_dir), {*new, *old}):
+        new_value = new[key] if key in new else OmegaConf.select(composed, key)
+        old_value = old[key] if key in old else OmegaConf.select(saved, key)
+        if new_value == old_value or is_below(key, NOT_COMPARED):
             continue
-        if is_below(key, may_change) or (key in may_grow and is_more(asked, was)):
+        if is_below(key, may_change) or (key in may_grow and is_more(new_value, old_value)):
             _copy_value(composed, saved, key)
         else:
-            refused.append(f"{key}={typed(asked)} (it has {typed(was)})")
+            refused.append(f"{key}={typed(new_value)} (it has {typed(old_value)})")
     if refused:
         raise UserError(
-            f"The run in {run_dir} would not go on as the same run with {few(refused)}.\n"
-            "Leave that out to go on with it, or use resume=null to start another."
+            f"The run in {run_dir} cannot be resumed with {few(refused)}.\n"
+            "Leave that out to resume it, or use resume=null to start another."
         )
-    # The machines and processes of this start count, whether or not they were typed.
+    # The number of machines and processes is that of this command, overridden or not.
     _copy_value(composed, saved, "trainer.num_nodes")
     if launcher().name != "python":
         _copy_value(composed, saved, "trainer.devices")
@@ -163,24 +171,24 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
     return saved
 
 
-def _keys_asked_for(words: list[str], first: list[str], keys: set[str]) -> list[str]:
-    """List the keys that a command's words set, of those of both configs.
+def _overridden_keys(overrides: list[str], first: list[str], keys: set[str]) -> list[str]:
+    """Return those of ``keys`` that a command's overrides set.
 
-    An experiment among the words that first started the run asks for nothing: it is saved.
+    An experiment among the run's ``first`` overrides does not count: its values are saved.
     """
-    below: list[str] = []
-    for word in words:
-        name = key_of(word)
-        if not (name in ("experiment", "debug") and word in first):
-            below += SET_BY.get(name, (name.replace("/", "."),))
-    # A strategy is exchanged as a whole: its settings are of no use to another.
+    parents: list[str] = []
+    for override in overrides:
+        name = key_of(override)
+        if not (name in ("experiment", "debug") and override in first):
+            parents += SET_BY.get(name, (name.replace("/", "."),))
+    # A strategy is replaced as a whole, because another strategy has other settings.
     whole = "trainer.strategy"
-    asked = [whole if is_below(key, [whole]) else key for key in keys if is_below(key, below)]
-    return sorted({*asked})
+    found = [whole if is_below(key, [whole]) else key for key in keys if is_below(key, parents)]
+    return sorted({*found})
 
 
 def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
-    """Copy one value between configs, with its interpolations, or its absence."""
+    """Copy the value of a key with its interpolations, or remove the key if ``source`` lacks it."""
     parent, _, leaf = key.rpartition(".")
     new: Any = OmegaConf.select(source, parent) if parent else source
     old: Any = OmegaConf.select(target, parent) if parent else target
@@ -191,20 +199,22 @@ def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
         old.pop(leaf, None)
 
 
-def is_more(asked: Any, was: Any) -> bool:
-    """Return whether a limit allows more than another; -1 is no limit, null Lightning's choice."""
-    return asked is not None and was not in (None, -1) and (asked == -1 or asked > was)
+def is_more(new: Any, old: Any) -> bool:
+    """Return whether a limit is higher than the old one; -1 is no limit, null is a default."""
+    return new is not None and old not in (None, -1) and (new == -1 or new > old)
 
 
 def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | None:
-    """Return the newest whole checkpoint; ``None`` where the run was stopped before its first.
+    """Return the newest complete checkpoint, or ``None`` if the run has never saved one.
 
-    A run that has had checkpoints, of which none is whole, is refused. ``last_resume`` is the one
-    from which it has gone on before.
+    ``last_resume`` is the checkpoint from which the run resumed before.
+
+    Raises:
+        UserError: if the run has had checkpoints, but none of them is complete.
     """
     folder = run_dir / "checkpoints"
     if lookup.by_step(folder):
-        # This takes torch, which will be needed in any case.
+        # This imports torch, which the run needs in any case.
         from harness.checkpoints.reading import newest_whole
 
         path, skipped = newest_whole(folder)
@@ -212,25 +222,25 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
             print_text(line, sys.stderr)
         if path is not None:
             return str(path)
-    # Metrics and best.ckpt are written before the first of them as well, and prove nothing.
+    # Metrics and best.ckpt prove nothing: they may be written before the first checkpoint.
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     if last_resume is not None or any(os.path.lexists(trace) for trace in traces):
         raise UserError(
-            f"The run in {run_dir} has had checkpoints, and none that is whole is left in "
-            f"{folder}.\nBring one back from a copy, or use resume=null to start another run."
+            f"The run in {run_dir} has had checkpoints, but {folder} has no complete one.\n"
+            "Restore one from a backup, or use resume=null to start another run."
         )
     where = f"The run in {run_dir} was stopped before its first checkpoint"
-    print_text(f"{where}: it begins anew at step 0.", sys.stderr)
+    print_text(f"{where}: it starts again at step 0.", sys.stderr)
     return None
 
 
 def finished(run_dir: Path) -> str:
-    """Say what came out of a run that has ended, and how to train on."""
+    """Return a text with the results of a finished run, and how to continue its training."""
     results = run_folder.results(run_dir)
-    scores = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
-    scores += " (of the last weights)" if "tested_last_weights" in results else ""
-    said = f"The run in {run_dir} has finished{': ' if scores else ''}{scores}.\n"
+    metrics = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
+    metrics += " (of the last weights)" if "tested_last_weights" in results else ""
+    text = f"The run in {run_dir} has finished{': ' if metrics else ''}{metrics}.\n"
     if early := record.read(run_dir).get("stopped_early"):
         more = f"Add {MAX_TIME}=<more> to train on, or use" if MAX_TIME in early else "Use"
-        return f"{said}It was stopped early, {early}. {more} resume=null to start another."
-    return f"{said}Add trainer.max_epochs=<more> to train on, or use resume=null to start another."
+        return f"{text}It was stopped early, {early}. {more} resume=null to start another."
+    return f"{text}Add trainer.max_epochs=<more> to train on, or use resume=null to start another."

@@ -1,7 +1,7 @@
-"""Compose a command's words into one config.
+"""Compose the config of a command from its overrides.
 
-In: ``train``, ``evaluate`` or ``predict``, words, and the folder ``conf``. Out: a ``Command``.
-Next: ``check``. Tests and notebooks call ``compose``, which returns the config alone.
+In: ``train``, ``evaluate`` or ``predict``, overrides, and the folder ``conf``. Out: a ``Command``.
+Next: ``check``. Tests and notebooks call ``compose``, which returns only the config.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from harness.names import is_below
 from harness.processes.launcher import launcher
 from harness.upstream.interpolations import bounded
 
-TRACKERS = {"wandb", "mlflow"}  # files of logger/ that are added to the default one
-# Groups of evaluate.py and predict.py: all else comes from the run that wrote the checkpoint.
+TRACKERS = {"wandb", "mlflow"}  # choices of logger= that are added to the default logger
+# The groups of evaluate.py and predict.py. All other settings are those of the checkpoint's run.
 EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
 OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
-# Keys that a group sets elsewhere than below its own name; "" is every key.
+# The keys that a group sets, if they are not below its own name; "" means every key.
 SET_BY = {
     "strategy": ("strategy", "trainer.accelerator", "trainer.devices", "trainer.strategy"),
     "watch": ("watch", "callbacks"),
@@ -43,13 +43,13 @@ class Command:
 
     Attributes:
         task: ``train``, ``evaluate`` or ``predict``.
-        cfg: the config of the files and the words.
-        overrides: the words, as they were typed; those that add folders of files first.
+        cfg: the composed config.
+        overrides: the overrides as typed; those of ``hydra.searchpath`` come first.
         conf: the folder of the config files.
         rules: see ``config_files.rules``.
-        is_sweep: whether it stands for many runs.
-        sweep: settings of the sweep, which are no part of its runs.
-        sweep_dir: the folder that a sweep has given to this job; ``None`` outside of sweeps.
+        is_sweep: whether the command runs a sweep.
+        sweep: the settings of the sweep, which its runs do not have.
+        sweep_dir: the folder of this job of a sweep; ``None`` outside of sweeps.
     """
 
     task: str
@@ -63,12 +63,12 @@ class Command:
 
 
 def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> DictConfig:
-    """Compose the config of a command from words, such as ``"model=mlp"``; a UserError if not."""
+    """Return the config for overrides such as ``"model=mlp"``; a UserError if one is invalid."""
     return compose_command(task, overrides, conf).cfg
 
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
-    """Compose a command; a UserError says what to type instead."""
+    """Return the composed command; a UserError has what to type instead."""
     with bounded():
         return _composed(task, overrides, Path(conf).resolve())
 
@@ -77,27 +77,27 @@ def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
     allowed.load_rules(conf)
-    words = as_hydra_reads(task, overrides, conf)
-    saved = words_of_resumed_run(words, conf) if task == "train" else []
-    folders = config_files.folders(conf, [*saved, *words])
+    overrides = as_hydra_reads(task, overrides, conf)
+    saved = words_of_resumed_run(overrides, conf) if task == "train" else []
+    folders = config_files.folders(conf, [*saved, *overrides])
     config_files.check_sizes(folders)
-    with explained(task, [*saved, *words], conf):
-        cfg = hydra_compose(task, [*saved, *words], conf, with_hydra=True)
+    with explained(task, [*saved, *overrides], conf):
+        cfg = hydra_compose(task, [*saved, *overrides], conf, with_hydra=True)
     choices = cfg.hydra.runtime.choices
     config_files.refuse_clash(folders, choices, "trainer", "strategy")
     with open_dict(cfg):
         del cfg["hydra"]
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
-        if "data" not in cfg and "~data" not in words:  # `override /data: null` in an experiment
+        if "data" not in cfg and "~data" not in overrides:  # an experiment: override /data: null
             cfg.data = None
     if task == "train":
         cfg.name = str(cfg.name or choices.get("experiment") or "default")
     rules = config_files.rules(conf)
-    refuse_trust_of_files(cfg, words, rules)
+    refuse_trust_of_files(cfg, overrides, rules)
     return Command(
         task=task,
         cfg=cfg,
-        overrides=sorted(words, key=lambda word: not word.startswith("hydra.searchpath=")),
+        overrides=sorted(overrides, key=lambda o: not o.startswith("hydra.searchpath=")),
         conf=conf,
         rules=rules,
         sweep=sweep,
@@ -105,11 +105,11 @@ def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
 
 
 def refuse_trust_of_files(
-    cfg: DictConfig, words: Sequence[str], rules: dict[str, Any], place: str = "a YAML file"
+    cfg: DictConfig, overrides: Sequence[str], rules: dict[str, Any], place: str = "a YAML file"
 ) -> None:
-    """Refuse a config in which a file, and not the user, has turned on what only a user may."""
+    """Raise a ``UserError`` if a YAML file sets a key to true that needs the user's trust."""
     for key in rules["needs_trust"]:
-        is_granted = key in rules["trusted"] or key in map(key_of, words)
+        is_granted = key in rules["trusted"] or key in map(key_of, overrides)
         if OmegaConf.select(cfg, key) and not is_granted:
             raise UserError(
                 f"{key} is true in {place}, which may be a stranger's. If you trust what it reads, "
@@ -117,107 +117,111 @@ def refuse_trust_of_files(
             )
 
 
-def key_of(word: str) -> str:
-    """Return the key that a word sets."""
-    return word.lstrip("+~").partition("=")[0]
+def key_of(override: str) -> str:
+    """Return the key that an override sets."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def unused(setting: str) -> str:
-    """Say what to use in place of a setting of Hydra's own runs."""
+    """Return the message for a setting of Hydra's own runs."""
     return (
-        f"{setting} has no use here, as no run is a job of Hydra's: folders are output_dir= and "
-        "name=,\ncallbacks are Lightning's, sweeps are python train.py -m <words>."
+        f"{setting} has no effect: it belongs to runs that Hydra starts. Use output_dir= and name= "
+        "for folders,\ncallbacks of Lightning, and python train.py -m <overrides> for sweeps."
     )
 
 
 def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
-    """Write in full what has a short form here; refuse what Hydra takes and no command uses."""
+    """Return a command's arguments as overrides for Hydra, with short forms written in full.
+
+    Raises:
+        UserError: if Hydra accepts an argument, but the command does not use it.
+    """
     groups = config_files.groups(conf)
-    words = []
+    overrides = []
     if "" in typed:
-        raise UserError("A word of the command is empty: is a variable of the shell not set?")
-    for word, following in itertools.pairwise(typed):
-        if "=" not in word + following and word[0] not in "~-":
-            raise UserError(f"{word} {following}: write {word}={following}")
-    for word in typed:
-        key, equals, value = word.partition("=")
+        raise UserError("An argument is empty. Check that the shell's variables are set.")
+    for override, following in itertools.pairwise(typed):
+        if "=" not in override + following and override[0] not in "~-":
+            raise UserError(f"{override} {following}: write {override}={following}")
+    for override in typed:
+        key, equals, value = override.partition("=")
         name = key.lstrip("+~")
         if name.startswith(("hydra.", "hydra/")) and name != "hydra.searchpath":
-            raise UserError(unused(word))
+            raise UserError(unused(override))
         for pattern, today in OLD_WORDS.items():
-            if re.fullmatch(pattern, word.lstrip("+")):
-                raise UserError(f"{word} is a setting of Lightning 1. Use {today}.")
+            if re.fullmatch(pattern, override.lstrip("+")):
+                raise UserError(f"{override} is a setting of Lightning 1. Use {today}.")
         if task != "train" and name in groups and name not in EVALUATION_GROUPS:
             raise UserError(
-                f"{word}: {task}.py takes the config of the checkpoint's run. Leave it out.\n"
+                f"{override}: {task}.py takes the config of the checkpoint's run. Leave it out.\n"
                 f"It takes {', '.join(f'{group}=' for group in EVALUATION_GROUPS)} and single "
                 "keys, such as data.num_workers=4."
             )
-        if task == "train" and word in ("experiment=null", "debug=null"):
+        if task == "train" and override in ("experiment=null", "debug=null"):
             continue
-        if task == "train" and word == "data=null":
-            word = "data=none"
+        if task == "train" and override == "data=null":
+            override = "data=none"
         elif key == "logger" and TRACKERS.issuperset(names := value.strip("[]").split(",")):
             if len(names) == 1 or value.startswith("["):
-                word = f"logger=[{','.join(['default', *names])}]"
+                override = f"logger=[{','.join(['default', *names])}]"
         elif key in ("init", "init.path") and task == "train" and not value.startswith("{"):
             is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
-            word = f"init.path={value if is_plain else in_quotes(value)}"
+            override = f"init.path={value if is_plain else in_quotes(value)}"
         elif key == "checkpoint" and task != "train" and value[:1] not in ("'", '"'):
-            word = f"checkpoint={in_quotes(str(best_checkpoint(Path(value)) or value))}"
+            override = f"checkpoint={in_quotes(str(best_checkpoint(Path(value)) or value))}"
         elif equals and key in groups and (value == "null" or value.isdigit()):
-            word = f"{key}='{value}'"  # a file of that name, which Hydra says does not exist
-        words.append(word)
+            override = f"{key}='{value}'"  # a file's name: Hydra raises if there is none
+        overrides.append(override)
     if task != "train":
-        store_training_config(words)
-    return words
+        store_training_config(overrides)
+    return overrides
 
 
 def in_quotes(value: str) -> str:
-    """Quote a value with signs that have a meaning for Hydra, such as ``=`` in a file's name."""
+    """Quote a value for Hydra, because it may contain special characters such as ``=``."""
     return "'{}'".format(value.replace("'", "\\'"))
 
 
-def words_of_resumed_run(words: Sequence[str], conf: Path) -> list[str]:
-    """Return the words that first started the run of ``resume=<run>``, less what these replace.
+def words_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return the first overrides of the run of ``resume=<run>``, without those replaced now.
 
-    How many machines compute it, and how many processes a launcher has started, is of this start.
+    The numbers of machines and of a launcher's processes are always those of the present command.
     """
-    named = [word.partition("=")[2].strip("'\"") for word in words if key_of(word) == "resume"]
+    named = [o.partition("=")[2].strip("'\"") for o in overrides if key_of(o) == "resume"]
     if not named or not run_folder.is_run(Path(named[-1])):
         return []
     saved, groups = run_folder.load_words(Path(named[-1])), config_files.groups(conf)
     replaced = ["resume", "trainer.num_nodes", *config_files.rules(conf)["needs_trust"]]
     replaced += ["trainer.devices"] if launcher().name != "python" else []
-    for word in words:
-        key = key_of(word)
+    for override in overrides:
+        key = key_of(override)
         if key not in groups:
-            # Hydra adds or removes a key once, and lets the last of several values win.
-            replaced += [key] if word[0] in "+~" or key.startswith("hydra.") else []
-        elif word not in saved:
+            # Hydra can add or remove a key only once; of several values, the last one wins.
+            replaced += [key] if override[0] in "+~" or key.startswith("hydra.") else []
+        elif override not in saved:
             replaced += SET_BY.get(key, (key.replace("/", "."),))
     return [
-        word
-        for word in saved
-        if word not in words and not is_below(key_of(word).replace("/", "."), replaced)
+        override
+        for override in saved
+        if override not in overrides and not is_below(key_of(override).replace("/", "."), replaced)
     ]
 
 
-def store_training_config(words: Sequence[str] = ()) -> None:
-    """Give Hydra, as config ``run``, the settings of the run whose checkpoint the words name.
+def store_training_config(overrides: Sequence[str] = ()) -> None:
+    """Store the settings of the checkpoint's run as Hydra's config ``run``.
 
-    conf/evaluate.yaml includes it. Devices, loggers and the Trainer's settings are those of the new
-    command, but for the precision and for what a test that takes gradients needs.
+    conf/evaluate.yaml includes that config. Devices, loggers and the Trainer's settings come from
+    the new command, except for ``precision`` and ``inference_mode``.
     """
     node: dict[str, Any] = {"data": {}, "model": {}, "callbacks": {}}
-    values = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
+    values = [o.partition("=")[2] for o in overrides if o.startswith("checkpoint=")]
     if values and values[-1].strip("'\""):
         checkpoint = Path(values[-1].strip("'\"").replace("\\'", "'"))
         saved = run_folder.load_config(run_folder.config_of_checkpoint(checkpoint).parent)
-        whole: Any = OmegaConf.to_container(saved)  # ${run_dir} in it is that of the new command
-        node = {key: whole[key] for key in OF_THE_RUN if key in whole}
-        needed = {"precision", "inference_mode"} & whole["trainer"].keys()
-        node["trainer"] = {key: whole["trainer"][key] for key in needed}
+        config: Any = OmegaConf.to_container(saved)  # ${run_dir} stays, for the new command
+        node = {key: config[key] for key in OF_THE_RUN if key in config}
+        needed = {"precision", "inference_mode"} & config["trainer"].keys()
+        node["trainer"] = {key: config["trainer"][key] for key in needed}
     ConfigStore.instance().store(name="run", node=node, package="_global_")
 
 

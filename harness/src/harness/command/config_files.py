@@ -1,7 +1,8 @@
-"""The config files within a command's reach: in the owner's folder, and in the harness's own.
+"""The config files of a command: those of the user's folder, and those of this library.
 
-In: the folder ``conf`` and words. Out: what Hydra composes of them, the groups and their files, and
-the rules that a command is checked by. A file of the owner's wins over the harness's.
+In: the folder ``conf`` and overrides. Out: the config that Hydra composes, the config groups and
+their files, and the rules for checking a command. A user's file replaces the library's file of the
+same name.
 """
 
 import re
@@ -29,10 +30,10 @@ DEFAULT_RULES = LIBRARY / "command" / "default_rules.yaml"
 
 
 class HarnessConfigFiles(SearchPathPlugin):
-    """Let Hydra search the harness's folder after the owner's."""
+    """Add the library's folder to Hydra's search path, after the user's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folder, as Hydra asks every plugin of this kind."""
+        """Add the folder; Hydra calls this method of each plugin."""
         search_path.append("harness", f"file://{OWN}")
 
 
@@ -42,44 +43,42 @@ for _name, _resolver in (  # ${num_nodes:} and others in YAML files
     ("num_nodes", lambda: launcher().num_nodes),
     ("num_started_or", lambda n: n if launcher().name == "python" else launcher().num_here),
 ):
-    # Of a config each is asked once: NVML takes milliseconds.
+    # Cached for each config, because NVML takes milliseconds.
     OmegaConf.register_new_resolver(_name, _resolver, replace=True, use_cache=True)
 
 
 def hydra_compose(
-    task: str, words: Sequence[str], conf: Path, with_hydra: bool = False
+    task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
 ) -> DictConfig:
-    """Let Hydra compose the config that a command's words make."""
+    """Return the config that Hydra composes for a command's overrides."""
     with hydra.initialize_config_dir(str(conf), version_base="1.3"):
-        return hydra.compose(task, list(words), return_hydra_config=with_hydra)
+        return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
 
 
-def folders(conf: Path, words: Sequence[str]) -> list[Path]:
+def folders(conf: Path, overrides: Sequence[str]) -> list[Path]:
     """Return the folder of the config files, and those that ``hydra.searchpath`` adds."""
-    added = re.findall(r"file://([^,\]\s'\"]+)", " ".join(words))
+    added = re.findall(r"file://([^,\]\s'\"]+)", " ".join(overrides))
     return [conf, *map(Path, added)]
 
 
 def check_sizes(folders: Sequence[Path]) -> None:
-    """Refuse YAML files that stand for more than settings do, before Hydra reads one of them.
+    """Raise a ``UserError`` for a YAML file that is too large for a config, before Hydra reads it.
 
-    Raises:
-        UserError: with the file.
+    See ``untrusted.check_yaml``.
     """
     for path in (path for folder in folders for path in folder.rglob("*.yaml")):
         try:
             check_yaml(read_bytes(path.resolve(), MAX_YAML))
         except OSError:
-            continue  # Hydra says so, if it is needed
+            continue  # if the command needs this file, Hydra raises an error
         except ValueError as error:
-            raise UserError(f"{shown(path)} is no file of settings: {error}.") from error
+            raise UserError(f"{shown(path)} is no config file: {error}.") from error
 
 
 def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) -> None:
-    """Refuse a group's file that sets a key to what another group replaces in silence.
+    """Raise a ``UserError`` if a file of ``group`` sets a key that a file of ``later`` replaces.
 
-    Raises:
-        UserError: with the file and the key.
+    Hydra would replace the value without a warning.
     """
     files = _chosen(folders, group, choices.get(group))
     wins = {
@@ -89,31 +88,31 @@ def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) 
         for key, value in node:
             if key in wins and wins[key] != value:
                 raise UserError(
-                    f"{shown(path)} sets {key}: {typed(value)}, and {later}={choices[later]} "
-                    f"replaces it by {typed(wins[key])}.\nLeave strategy, devices and accelerator "
-                    "out of that file, and choose them with strategy=ddp trainer.devices=2, typed "
-                    "or in an experiment."
+                    f"{shown(path)} sets {key}: {typed(value)}, but {later}={choices[later]} "
+                    f"replaces it by {typed(wins[key])}.\nRemove strategy, devices and accelerator "
+                    "from that file, and choose them by strategy=ddp trainer.devices=2, in the "
+                    "command or in an experiment."
                 )
 
 
 def _chosen(folders: Sequence[Path], group: str, name: Any) -> list[tuple[Path, Any]]:
-    """Return a group's chosen YAML file and those that its defaults name, with their items."""
+    """Return a group's chosen YAML file and the files in its defaults, with their items."""
     paths = [Path(folder, group, f"{name}.yaml") for folder in (*folders, OWN)]
     path = next((path for path in paths if path.is_file()), None)
     node = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else None
     if path is None or not isinstance(node, dict):
         return []
     items = [(key, value) for key, value in node.items() if key != "defaults"]
-    parts = [
-        one
-        for one in node.get("defaults") or ()
-        if isinstance(one, str) and one not in ("_self_", name)
+    defaults = [
+        default
+        for default in node.get("defaults") or ()
+        if isinstance(default, str) and default not in ("_self_", name)
     ]
-    return [*(file for part in parts for file in _chosen(folders, group, part)), (path, items)]
+    return [*(file for name in defaults for file in _chosen(folders, group, name)), (path, items)]
 
 
 def groups(conf: Path) -> set[str]:
-    """List the groups of config files, such as ``model`` and ``model/scheduler``."""
+    """Return the config groups, such as ``model`` and ``model/scheduler``."""
     return {
         path.relative_to(folder).as_posix()
         for folder in (conf, OWN)
@@ -123,30 +122,30 @@ def groups(conf: Path) -> set[str]:
 
 
 def choices(conf: Path, group: str) -> list[str]:
-    """List the names of a group's files."""
+    """Return the names of a group's files."""
     return sorted({path.stem for folder in (conf, OWN) for path in folder.glob(f"{group}/*.yaml")})
 
 
 def rules(conf: Path) -> dict[str, Any]:
-    """Read the harness's rules, and add those of the owner's ``rules.yaml``.
+    """Return the library's rules, extended by those of the user's ``rules.yaml``.
 
     Raises:
-        UserError: if a rule is unknown, or of another kind than the harness's.
+        UserError: if a rule is unknown, or has another type than the library's.
     """
     merged: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
-    place = shown(conf / RULES)
-    for name, own in read_rules(conf).items():
+    path = shown(conf / RULES)
+    for name, rule in read_rules(conf).items():
         if name == "allowed":
-            continue  # harness.allowed has read them
+            continue  # ``allowed.load_rules`` reads it
         if name not in merged:
             hint = did_you_mean(str(name), list(merged))
-            raise UserError(f"{place}: there is no rule {name}.{hint}")
+            raise UserError(f"{path}: there is no rule {name}.{hint}")
         default = merged[name]
-        if type(own) is not type(default):
+        if type(rule) is not type(default):
             kind = "a list" if isinstance(default, list) else "keys with a list each"
-            raise UserError(f"{place}: {name}: {own} must be {kind}.")
-        merged[name] = default | own if isinstance(default, dict) else default + own
+            raise UserError(f"{path}: {name}: {rule} must be {kind}.")
+        merged[name] = default | rule if isinstance(default, dict) else default + rule
     for key, values in merged["takes"].items():
         if not isinstance(values, list) or not values:
-            raise UserError(f"{place}: takes: {key}: {values} must be a list, such as [1..].")
+            raise UserError(f"{path}: takes: {key}: {values} must be a list, such as [1..].")
     return merged

@@ -1,7 +1,7 @@
-"""Say in one to three lines what Hydra refuses of a command, and what to type instead.
+"""Turn errors of Hydra, OmegaConf and PyYAML into short messages with what to type instead.
 
-In: an exception of Hydra, OmegaConf or PyYAML. Out: a ``UserError`` with the nearest key or choice,
-or with the exception's own first lines where these say enough. ``compose`` and ``check`` use it.
+In: an exception of these packages. Out: a ``UserError`` that suggests a similar key or choice, or
+that has the exception's own first lines. ``compose`` and ``check`` use it.
 """
 
 import re
@@ -18,7 +18,7 @@ from harness.command.config_files import choices, groups, hydra_compose
 from harness.errors import UserError
 from harness.names import MEANINGS, did_you_mean, leaf
 
-# Words of Lightning 1 and of the scripts of its time, and today's.
+# Overrides of Lightning 1 and of scripts from its time, as patterns, and their replacements.
 OLD_WORDS = {
     r"(trainer\.)?(num_)?gpus=[-\[\d].*": (
         "strategy=gpu for one GPU, or strategy=ddp trainer.devices=<number of GPUs>"
@@ -31,13 +31,13 @@ NO_PACKAGE = " The first line of such a file must be # @package _global_"
 
 
 @contextmanager
-def explained(task: str, words: Sequence[str], conf: Path) -> Iterator[None]:
-    """Turn what Hydra, OmegaConf or PyYAML refuse of a command into a ``UserError``."""
+def explained(task: str, overrides: Sequence[str], conf: Path) -> Iterator[None]:
+    """Turn an error of Hydra, OmegaConf or PyYAML in the block into a ``UserError``."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_message(error, task, words, conf)) from error
-    except yaml.YAMLError as error:  # its own words have the file and the line
+        raise UserError(_message(error, task, overrides, conf)) from error
+    except yaml.YAMLError as error:  # its text has the file and the line
         raise UserError(" ".join(str(error).split())) from error
     except RecursionError as error:
         raise UserError(
@@ -45,12 +45,12 @@ def explained(task: str, words: Sequence[str], conf: Path) -> Iterator[None]:
         ) from error
 
 
-def _message(error: Exception, task: str, words: Sequence[str], conf: Path) -> str:
+def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return _unknown_choice(group, choice, conf, error.options)
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
-        return _unknown_key(str(error.__cause__.full_key), task, words, conf)
+        return _unknown_key(str(error.__cause__.full_key), task, overrides, conf)
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         return (
@@ -60,19 +60,21 @@ def _message(error: Exception, task: str, words: Sequence[str], conf: Path) -> s
     if match := re.search(r"In '\w+/\w+': Could not override '\w+@\w+\.\w+'\.", str(error)):
         return match[0] + NO_PACKAGE
     lines = [line for line in str(error).splitlines() if line.strip()]
-    if not lines:  # Hydra's own has no message where OmegaConf refuses a value
+    if not lines:  # OmegaConf refused a value: Hydra's error has no text, but its cause has
         cause = error.__cause__
-        return _message(cause, task, words, conf) if isinstance(cause, Exception) else repr(error)
+        return (
+            _message(cause, task, overrides, conf) if isinstance(cause, Exception) else repr(error)
+        )
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {lines[0]}"
     return "\n".join(lines[:2])
 
 
 def _unknown_choice(group: str, choice: str, conf: Path, options: Iterable[str] | None) -> str:
-    """List the files of a group, in place of one that does not exist."""
+    """Return the message for a choice that does not exist, with the files of its group."""
     if not group:
         return f"There is no conf/{choice}.yaml."
-    # Hydra gives no options for a group that takes a list; files that begin with _ are parts.
+    # Hydra has no options for a group that takes a list. Files that begin with _ are no choices.
     names = [name for name in options or choices(conf, group) if not name.startswith("_")]
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
@@ -80,23 +82,24 @@ def _unknown_choice(group: str, choice: str, conf: Path, options: Iterable[str] 
     )
 
 
-def _unknown_key(key: str, task: str, words: Sequence[str], conf: Path) -> str:
-    """Suggest the nearest key, or the choice that brings one that does not exist."""
+def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> str:
+    """Return the message for a key that does not exist, with a similar key or a choice."""
     group, _, name = key.partition(".")
     if name and name.partition(".")[0] in choices(conf, group):
         return f"There is no key {key} without {group}={name.partition('.')[0]}: add that."
-    value = next((w.partition("=")[2] for w in words if w.partition("=")[0] == key), "<value>")
-    owners = [name for name in groups(conf) if value in choices(conf, name)]
-    if hint := did_you_mean(key, owners):
+    pairs = [override.partition("=") for override in overrides]
+    value = next((new_value for name, _, new_value in pairs if name == key), "<value>")
+    matching = [name for name in groups(conf) if value in choices(conf, name)]
+    if hint := did_you_mean(key, matching):
         return f"There is no key {key}.{hint.replace('?', f'={value}?')}"
-    by_group = {*groups(conf), "hydra.searchpath"}  # the choices of the command bring keys
-    chosen = [w for w in words if w.partition("=")[0] in by_group and not re.search(",|={", w)]
+    by_group = {*groups(conf), "hydra.searchpath"}  # these choices add keys
+    chosen = [o for o in overrides if o.partition("=")[0] in by_group and not re.search(",|={", o)]
     hint = nearest(key, hydra_compose(task, chosen, conf), conf)
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}={value}."
 
 
 def nearest(key: str, cfg: DictConfig, conf: Path) -> str:
-    """Suggest a key of a config: of the same parent first, then of the same name or meaning."""
+    """Suggest a key of a config: a synonym, or else a similar key, first with the same parent."""
     all_groups = groups(conf)
     if inner := [name for name in all_groups if name.endswith(f"/{key}")]:
         return f" Did you mean {inner[0]}=<choice>?"

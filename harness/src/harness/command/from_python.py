@@ -1,6 +1,6 @@
-"""Train, evaluate and predict from a notebook or a script, in the same run folders.
+"""Train, evaluate and predict from a notebook or a script, with the run folders of a command.
 
-In: words, as of a command. Out: a ``Run``. Next: ``compose`` and ``main.start``, as for a command.
+In: overrides, as in a command. Out: a ``Run``. Next: ``compose``, then ``main.start``.
 
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has left in its folder, read when it is asked for.
+    """The contents of a run's folder, which each attribute reads at its first use.
 
-    The ``rules.yaml`` of the folder ``conf`` says what the run's config may name.
+    The ``rules.yaml`` in the folder ``conf`` lists the names that the run's config may use.
     """
 
     folder: Path
@@ -66,12 +66,12 @@ class Run:
         """Return the module with the weights that were tested, on the CPU, ready for evaluation.
 
         Raises:
-            UserError: if the run has no checkpoint, or its config names what is not allowed.
+            UserError: if the run has no checkpoint, or its config has a name that is not allowed.
         """
         if not (self.conf / allowed.RULES).is_file():
             raise UserError(
-                f"There is no {self.conf / allowed.RULES}, which says what a run's config may "
-                "name.\nUse load_run(<folder>, conf=<the folder of the config files>)."
+                f"There is no {self.conf / allowed.RULES}, which lists the names that a run's "
+                "config may use.\nUse load_run(<folder>, conf=<the folder of the config files>)."
             )
         allowed.load_rules(self.conf)
         from harness.run.train import load_model
@@ -80,28 +80,28 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """Return the checkpoint that was tested: the best one; a UserError if the run has none."""
+        """Return the tested checkpoint: the best one. Raise a UserError if the run has none."""
         if (path := best_checkpoint(self.folder)) is None:
             raise UserError(
-                f"The run in {self.folder} has no checkpoint, which would hold its weights.\n"
+                f"The run in {self.folder} has no checkpoint, so there are no weights.\n"
                 f"Train it first: python train.py resume={self.folder}"
             )
         return path
 
 
 def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:
-    """Read a run from its folder, finished or not; a UserError if there is none."""
+    """Return the run in a folder, finished or not; raise a UserError if there is none."""
     run = Run(Path(folder).resolve(), Path(conf).resolve())
     _ = run.config
     return run
 
 
 def train(*overrides: str, conf: str | Path = "conf") -> Run:
-    """Train, and test the best checkpoint, as ``train.py`` does with these words.
+    """Train, and test the best checkpoint, as ``train.py`` does with these overrides.
 
     Raises:
         UserError: with what to type instead.
-        KeyboardInterrupt: after it has saved; ``resume=auto`` goes on.
+        KeyboardInterrupt: after saving a checkpoint; use ``resume=auto`` to resume.
     """
     return _start("train", overrides, conf)
 
@@ -125,21 +125,21 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
 
 @contextmanager
 def _surviving() -> Iterator[None]:
-    """Keep the caller's process alive, and its answers to signals what they were."""
+    """Keep the caller's process alive in the block, and restore its signal handlers afterwards."""
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set them
+    if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
         before = {number: signal.getsignal(number) for number in leaving.EXIT_SIGNALS}
     leaving.is_notebook = True
     try:
         yield
-    except SystemExit as left:  # of Lightning, or agreed after saving
-        if left.code in (1, 128 + signal.SIGINT):
-            raise KeyboardInterrupt from None  # it has said where it is saved
+    except SystemExit as error:  # raised by Lightning, or on all ranks after saving
+        if error.code in (1, 128 + signal.SIGINT):
+            raise KeyboardInterrupt from None  # the run has printed where it saved
         raise
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        raise UserError(str(error)) from None  # a notebook would show all of Hydra's calls
+        raise UserError(str(error)) from None  # without the traceback through Hydra
     finally:
         leaving.is_notebook = False
         for number, handler in before.items():

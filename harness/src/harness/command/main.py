@@ -1,9 +1,9 @@
-"""Be a command: find out what this process was started for, and end with what a user can read.
+"""The entry point of a command: run it, and turn errors into readable messages.
 
-In: the words behind ``train.py``. Out: a run's folder and the exit status. The way of a run:
-``compose`` and ``check`` the words, let all processes meet, ``choose_run``, then ``run.train``,
-which imports torch. A rank that the first process of a run has started begins at ``compute``.
-Until then no torch: ``--help``, ``--cfg job`` and mistakes answer at once.
+In: the arguments of ``train.py``. Out: a run's folder and the exit status. The path of a run:
+``compose`` and ``check`` the config, ``Rendezvous`` of all processes, ``choose_run``, and
+``run.train``, which imports torch. A rank that rank 0 has started begins at ``compute``. Nothing
+before imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
 """
 
 import gc
@@ -50,30 +50,30 @@ from harness.upstream import quick_start
 from harness.upstream.interpolations import bounded
 
 MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
-FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # of the groups that help lists
-# Keys that differ between ranks by design, and are not compared.
+FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # the first groups in --help
+# Keys that may differ between ranks.
 DIFFERS_BY_RANK = ("output_dir", "run_dir", "resume", "checkpoint", "output")
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
-    """Run ``train``, ``evaluate`` or ``predict`` with the command line's words, or with others.
+    """Run ``train``, ``evaluate`` or ``predict`` with ``arguments``, or those of the command line.
 
     Raises:
-        SystemExit: with a message where the command is a mistake.
+        SystemExit: with a message, for a mistake of the user.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
     if arguments is None:
+        arguments = sys.argv[1:]
         outlive_readers()
     parent.follow_parent()  # again, for a process that was forked after the imports
     leaving.exit_on_signals()
     job = parent.folder_of_job()
     try:
         allowed.load_rules(conf)
-        enter(task, Path(conf).resolve(), words, job)
+        enter(task, Path(conf).resolve(), list(arguments), job)
     except AgreedExit as agreed:
         leaving.let_rank_0_exit_first()
-        exit_now(agreed.code)  # all is written; data workers and libraries may take seconds to end
-    except TrainingError:  # it was logged where it was found
+        exit_now(agreed.code)  # all files are written; a normal exit may take seconds
+    except TrainingError:  # the code that raised it has logged it
         leaving.before_telling(is_mistake=True)
         exit_now(1)
     except UserError as error:
@@ -92,25 +92,25 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         raise
 
 
-def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
-    """Do what this process was started for: as a rank of a run, as a job, or by a person.
+def enter(task: str, conf: Path, arguments: list[str], job: Path | None) -> None:
+    """Run this process as a rank of a run, a job of a sweep, a sweep, a flag or a new command.
 
-    ``job`` is the folder that a sweep has given to this job; without words a config is there.
+    ``job`` is the folder of a sweep's job; without arguments, that folder has the config.
     """
     if run_dir := parent.folder_of_run():
         compute(task, run_folder.load_next_config(run_dir))
-        leaving.set_parent_signal(0)  # all is done, and the first process may end earlier
-    elif job is not None and not words:
+        leaving.set_parent_signal(0)  # the run is complete, and rank 0 may end first
+    elif job is not None and not arguments:
         with run_folder.locked(job):
             compute_in(job, task, run_folder.load_config(job))
-    elif job is None and MULTIRUN & {*words}:
-        from harness.command import sweep  # and what a run does not need
+    elif job is None and MULTIRUN & {*arguments}:
+        from harness.command import sweep  # imports modules that a run does not need
 
-        sweep.run(task, conf, [word for word in words if word not in MULTIRUN])
-    elif job is None and any(word.startswith("-") for word in words):
-        show(task, conf, words)
+        sweep.run(task, conf, [argument for argument in arguments if argument not in MULTIRUN])
+    elif job is None and any(argument.startswith("-") for argument in arguments):
+        show(task, conf, arguments)
     else:
-        command = compose_command(task, words, conf)
+        command = compose_command(task, arguments, conf)
         command.sweep_dir = None if job is None else str(job)
         start(command)
 
@@ -118,22 +118,22 @@ def enter(task: str, conf: Path, words: list[str], job: Path | None) -> None:
 def start(command: Command) -> Path:
     """Check a command, choose its run's folder, compute the run there, and return the folder.
 
-    Where it cannot run, no folder is left, and a run that it would have gone on with is as before.
+    If that raises a ``UserError``, a new folder is removed, and a run to resume is unchanged.
     """
     check(command)
     if leaving.is_notebook and launchable.num_extra_processes(command.cfg.trainer):
         raise UserError(
-            "From Python, a run computes in this process, and this strategy starts further ones.\n"
+            "From Python, a run uses only this process, but this strategy starts more of them.\n"
             f"Use strategy=dp, or type python {command.task}.py {' '.join(command.overrides)}"
         )
-    meeting = Rendezvous(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
+    rendezvous = Rendezvous(launcher_of(command.cfg.trainer), command.cfg.join_minutes)
     with ExitStack() as locks:
         choose = partial(choose_run.choose, command, locks)
-        choice = meeting.agree(partial(fingerprint, command), choose)
+        choice = rendezvous.agree(partial(fingerprint, command), choose)
         run_dir = Path(choice["run_dir"])
 
         try:
-            meeting.check_shared(run_dir)
+            rendezvous.check_shared(run_dir)
             if not choice["is_finished"]:
                 compute_in(run_dir, command.task, choose_run.frozen(command, run_dir))
         except UserError:
@@ -144,31 +144,31 @@ def start(command: Command) -> Path:
 
 
 def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
-    """Compute a run whose folder is locked, and record how it ends; its ranks find the folder."""
-    is_first = global_rank() == 0
-    if is_first:  # the imports take seconds, and the screen should not be empty
+    """Compute a run in its locked folder, record how it ends, and pass the folder to its ranks."""
+    is_rank_0 = global_rank() == 0
+    if is_rank_0:  # before the imports, which take seconds
         print_text(f"{task}: {shown(run_dir)}")
-    recording = record.recording(run_dir) if is_first else nullcontext()
+    recording = record.recording(run_dir) if is_rank_0 else nullcontext()
     with recording, parent.environment_of_ranks(run_dir):
-        if is_first and not (run_dir / record.PENDING_CONFIG).exists():
-            record.begin(run_dir)  # a resumed run begins as it trains
+        if is_rank_0 and not (run_dir / record.PENDING_CONFIG).exists():
+            record.begin(run_dir)  # a resumed run calls this when its training starts
         compute(task, frozen)
-    if is_first:  # of a dry run, which changes nothing
+    if is_rank_0:  # left by a dry run, which must not change the run
         (run_dir / record.PENDING_CONFIG).unlink(missing_ok=True)
 
 
 def compute(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config, as any rank of the run."""
     cfg = run_folder.resolved(frozen)
-    if not is_child_rank():  # else the first process has chosen for this one
+    if not is_child_rank():  # a child rank uses the choice of rank 0
         choose_gpus(cfg)
         ranks.start(task, launchable.num_extra_processes(cfg.trainer))
-    gc.disable()  # the collector would look through all that is being imported, for a second
+    gc.disable()  # garbage collection would add a second to the imports
     try:
         quick_start.import_torchmetrics()
-        from harness.run import train  # torch and Lightning; seconds
+        from harness.run import train  # imports torch and Lightning, which takes seconds
     finally:
-        gc.enable()  # also in a notebook, where the import has failed
+        gc.enable()  # a notebook continues after a failed import
     ranks.wait()
     try:
         getattr(train, task)(cfg)
@@ -177,15 +177,15 @@ def compute(task: str, frozen: DictConfig) -> None:
             raise
         from harness.run.mistakes import read_error
 
-        place = read_error(error).user_line
+        line = read_error(error).user_line
         raise UserError(
-            f"{place and f'{place}: '}sys.exit() has ended the run before it was done.\n"
+            f"{line and f'{line}: '}sys.exit() has ended the run before it was done.\n"
             "Raise an exception, or set self.trainer.should_stop = True to end the training."
         ) from error
 
 
 def choose_gpus(cfg: Any) -> None:
-    """Take the GPUs that the config asks for, and say which they are; a UserError without them."""
+    """Choose GPUs for ``gpus=emptiest`` and print them; a UserError if there are too few."""
     if cfg.gpus.order == "visible":
         return
     devices = cfg.trainer.devices
@@ -196,9 +196,9 @@ def choose_gpus(cfg: Any) -> None:
 
 
 def fingerprint(command: Command) -> dict[str, Any]:
-    """Describe what all processes must share: settings and versions as texts, code as a checksum.
+    """Return the settings, versions (strings) and code checksum that all processes must share.
 
-    ``processes.meeting`` compares them, and names what differs.
+    ``processes.meeting`` compares them, and raises an error with the first difference.
     """
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*DIFFERS_BY_RANK, *command.rules["may_differ"])
@@ -207,36 +207,37 @@ def fingerprint(command: Command) -> dict[str, Any]:
     compared = {*record.MAIN_PACKAGES, *named}
     versions = {name: text for name, text in record.packages().items() if name in compared}
     checksum = 0
-    for place in (command.conf.parent / "src", Path(sys.argv[0]), LIBRARY):
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+    for root in (command.conf.parent / "src", Path(sys.argv[0]), LIBRARY):
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
             if path.is_file():
                 checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)
     return settings | versions | {"code (src, program, harness)": checksum}
 
 
-def show(task: str, conf: Path, words: list[str]) -> None:
-    """Answer ``--help``, or ``--cfg job`` with the config that the words make."""
-    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+def show(task: str, conf: Path, arguments: list[str]) -> None:
+    """Print the text of ``--help``, or the config of ``--cfg job`` and the overrides."""
+    flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
     if flags & {"-h", "--help"}:
         print(help_text(task, conf))
     elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
-        settings = [word for word in words if word != "job" and not word.startswith("-")]
-        cfg = compose(task, settings, conf)
-        with bounded(), explained(task, settings, conf):
+        overrides = [o for o in arguments if o != "job" and not o.startswith("-")]
+        cfg = compose(task, overrides, conf)
+        with bounded(), explained(task, overrides, conf):
             print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
         hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
         raise UserError(
-            f"{flag} is no flag here: --help, --cfg job and -m are. Settings are key=value.{hint}"
+            f"{flag} is no flag of {task}.py. Its flags are --help, --cfg job and -m; settings are "
+            f"key=value.{hint}"
         )
 
 
 def help_text(task: str, conf: Path) -> str:
-    """List the choices of every group that a command takes, those first that change most."""
+    """Return the text of ``--help``: the config groups of a command and their choices."""
     names = [*FIRST, *sorted(groups(conf) - {*FIRST})] if task == "train" else EVALUATION_GROUPS
     lines = [f"python {task}.py <group>=<choice> <key>=<value> ..."]
-    for name in names:  # files that begin with _ are parts of others
+    for name in names:  # files that begin with _ are no choices
         files = [choice for choice in choices(conf, name) if not choice.startswith("_")]
         lines.append(f"  {name:<16} {', '.join(files)}")
     lines.append(
@@ -246,27 +247,30 @@ def help_text(task: str, conf: Path) -> str:
 
 
 def tell_of_user(error: Exception) -> None:
-    """Exit with a few lines if the user's code is to blame; another bug keeps its traceback."""
+    """Exit with a short message if the user's code caused the error, or the disk is full.
+
+    Otherwise return, so that the error keeps its traceback.
+    """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
-    from harness.run import mistakes  # torch; what comes here has mostly imported it
+    from harness.run import mistakes  # imports torch, which most errors here have done already
 
     if message := mistakes.of_user(error):
-        # What has failed speaks again when it is closed: a device, and workers that never began.
-        exit_with(message, leaves_at_once="CUDA error" in message or "/dev/shm" in message)
+        # A failed device, or workers that did not start, would print more errors at exit.
+        exit_with(message, is_immediate="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in FULL:
         exit_with(
             f"{error.filename or 'A file'} was not written: {error.strerror}.\n"
-            "Free space on its disk; a run goes on with resume=auto."
+            "Free space on its disk, and use resume=auto to resume the run."
         )
 
 
-def exit_with(message: str, leaves_at_once: bool = False) -> NoReturn:
-    """Exit with a message, which names the rank where that is not the first."""
+def exit_with(message: str, is_immediate: bool = False) -> NoReturn:
+    """Exit with status 1 and a message, which begins with the rank on non-zero ranks."""
     if (rank := global_rank()) and not message.startswith("Rank "):
         message = f"Rank {rank}: {message}"
     message = printable(message, keep="\n")
-    if leaves_at_once or leaving.is_srun_task():
+    if is_immediate or leaving.is_srun_task():
         print(message, file=sys.stderr)
         exit_now(1)
     sys.exit(message)

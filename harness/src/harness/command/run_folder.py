@@ -1,7 +1,7 @@
-"""A run's folder: made, locked, read and written: config, words, results, checkpoints.
+"""A run's folder: create it, lock it, read and write its config, overrides and results.
 
-In: a folder. Out: what a run has written there, or a ``UserError`` that names the file.
-``choose_run`` decides which folder. No torch: mistakes are answered at once.
+In: a folder. Out: the contents of its files, or a ``UserError`` that names the file. ``choose_run``
+decides which folder. This module imports no torch, so that errors appear at once.
 """
 
 import errno
@@ -32,12 +32,12 @@ from harness.untrusted import check_yaml, parse_yaml, read_json
 
 STARTED = "# started "  # begins a line of overrides.yaml
 LOCK = ".lock"
-LOCK_SECONDS = 120.0  # for which a network disk may keep the lock of a machine that has died
+LOCK_SECONDS = 120.0  # a network disk may keep the lock of a dead machine for this long
 UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, LookupError, TypeError, ValueError)
 
 
 def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
-    """Fill in all values but the run's folder, so that a copy of it does not name the original."""
+    """Resolve all interpolations except ``${run_dir}``, so that the run's folder may be moved."""
     cfg.run_dir = r"\${run_dir}"
     frozen: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     frozen.run_dir = cfg.run_dir = str(run_dir)
@@ -45,35 +45,35 @@ def freeze(cfg: DictConfig, run_dir: Path) -> DictConfig:
 
 
 def resolved(frozen: DictConfig) -> DictConfig:
-    """Fill in the run's folder as well."""
+    """Resolve ``${run_dir}`` in a frozen config as well."""
     return OmegaConf.create(OmegaConf.to_container(frozen, resolve=True))  # type: ignore[return-value]
 
 
 def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") -> None:
-    """Write ``config.yaml``; whoever reads it meanwhile gets the old one or the new one.
+    """Replace a run's config atomically.
 
     Raises:
-        UserError: if it is larger than what ``load_config`` reads.
+        UserError: if it is larger than ``load_config`` accepts.
     """
     text = OmegaConf.to_yaml(frozen)
     try:
         check_yaml(text.encode())
     except ValueError as error:
         raise UserError(
-            f"The config is too large to be kept with the run: {error}.\n"
-            "Put long lists into a file of data, and its path into the config."
+            f"The config is too large to be saved with the run: {error}.\n"
+            "Write long lists to a data file, and put its path into the config."
         ) from error
     write_yaml(run_dir / name, text)
 
 
 def load_next_config(run_dir: Path) -> DictConfig:
-    """Read the config of a run that begins or goes on, in a process that its first one starts."""
+    """Return the config of a run that starts or resumes, in a process that rank 0 has started."""
     is_pending = (run_dir / PENDING_CONFIG).exists()
     return load_config(run_dir, PENDING_CONFIG if is_pending else "config.yaml")
 
 
 def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
-    """Read a run's frozen config, wherever its folder is now; a UserError if it is damaged."""
+    """Return a run's frozen config, with its folder's present path; a UserError if damaged."""
     path = run_dir / name
     try:
         node = parse_yaml(read_yaml(path).encode())
@@ -86,15 +86,15 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
     except UNREADABLE as error:
         raise UserError(
             f"{path} is not the config of a run: {' '.join(str(error).split())}.\n"
-            "Bring it back from a copy, or start another run."
+            "Restore it from a backup, or start another run."
         ) from error
     return frozen  # type: ignore[no-any-return]
 
 
 def check_frozen(node: Any) -> None:
-    """Raise a ValueError if a frozen config asks for more than the run's folder.
+    """Raise a ValueError if a frozen config has any interpolation except ``${run_dir}``.
 
-    ``freeze`` has filled in all else: ``${oc.env:TOKEN}`` was not written by a run.
+    ``freeze`` resolves all others, so a run has not written ``${oc.env:TOKEN}``.
     """
     if isinstance(node, str) and "${" in node.replace("${run_dir}", ""):
         raise ValueError(f"{node} is not filled in")
@@ -103,24 +103,24 @@ def check_frozen(node: Any) -> None:
         check_frozen(child)
 
 
-def save_words(words: list[str], run_dir: Path) -> None:
-    """Write ``overrides.yaml``: when a run was started, and the words that started it."""
+def save_words(overrides: list[str], run_dir: Path) -> None:
+    """Write ``overrides.yaml``: the time of a run's start, and the overrides of its command."""
     started = f"{STARTED}{datetime.now(UTC).isoformat()}\n"
-    text = OmegaConf.to_yaml(OmegaConf.create(words))
+    text = OmegaConf.to_yaml(OmegaConf.create(overrides))
     write_yaml(run_dir / "overrides.yaml", started + text)
 
 
 def load_words(run_dir: Path) -> list[str]:
-    """Read the words that started a run, ``${run_dir}`` as it was typed; none without the file."""
+    """Return the overrides that started a run, as typed; ``[]`` without a readable file."""
     try:
-        words = parse_yaml(read_yaml(run_dir / "overrides.yaml").encode())
+        overrides = parse_yaml(read_yaml(run_dir / "overrides.yaml").encode())
     except UNREADABLE:
         return []
-    return words if isinstance(words, list) and {*map(type, words)} <= {str} else []
+    return overrides if isinstance(overrides, list) and {*map(type, overrides)} <= {str} else []
 
 
 def results(run_dir: Path) -> dict[str, float]:
-    """Read the last value of every metric; empty while the run has not finished."""
+    """Return the last value of every metric; ``{}`` while the run has not finished."""
     try:
         values: dict[str, float | None] = read_json(run_dir / "results.json")
         if {*map(type, values.values())} - {float, int, bool, type(None)}:
@@ -136,17 +136,17 @@ def results(run_dir: Path) -> dict[str, float]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run."""
+    """Return whether a folder is the folder of a run."""
     return any((folder / name).exists() for name in ("config.yaml", "overrides.yaml"))
 
 
 def runs_in(parent: Path) -> list[Path]:
-    """List the runs in a folder, in the order in which they were started."""
+    """Return the folders of the runs in a folder, in the order of their starts."""
     return sorted((path.parent.resolve() for path in parent.glob("*/overrides.yaml")), key=_started)
 
 
 def _started(run_dir: Path) -> str:
-    """Read when a run was started: from its own file, as a copy's files have other times."""
+    """Return the time of a run's start, from its file: copying changes the files' own times."""
     with suppress(OSError, ValueError):
         text = read_bytes(run_dir / "overrides.yaml", MAX_YAML).decode(errors="replace")
         if line := re.search(f"^{STARTED}(.+)$", text, re.MULTILINE):
@@ -155,7 +155,7 @@ def _started(run_dir: Path) -> str:
 
 
 def config_of_checkpoint(checkpoint: Path) -> Path:
-    """Return the config of the run that wrote a checkpoint; a UserError if either is missing."""
+    """Return the path of the config of a checkpoint's run; a UserError if either is missing."""
     if not checkpoint.is_file():
         raise UserError(
             f"checkpoint={checkpoint} is no file. Use checkpoint=<run>, a run's folder, or one of "
@@ -174,7 +174,7 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def make(parent: Path, name: str | None = None) -> Path:
-    """Make a run's folder, by default named by the time; of equal names each gets a number."""
+    """Create a run's folder, named by the time by default; a number makes the name unique."""
     stem = name or time.strftime("%Y-%m-%d_%H-%M-%S")
     with _writing():
         parent.mkdir(parents=True, exist_ok=True)
@@ -188,26 +188,28 @@ def make(parent: Path, name: str | None = None) -> Path:
 
 @contextmanager
 def choosing(parent: Path) -> Iterator[None]:
-    """Let another command that chooses a run in a folder wait; remove the folder if it is empty."""
+    """Lock a folder of runs in the block, and remove the folder afterwards if it is empty."""
     with _writing():
         parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(parent, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems have no such locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-        with suppress(OSError):  # there are runs
+        with suppress(OSError):  # the folder has runs
             parent.rmdir()
 
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Keep other commands from a run's folder; the system ends that with this process.
+    """Lock a run's folder against other commands. The system releases the lock with the process.
 
-    Of several processes the first one does it. Where another command computes the run, a UserError
-    says which.
+    Only rank 0 locks the folder.
+
+    Raises:
+        UserError: with the process that holds the lock, if there is one.
     """
     if global_rank() > 0:
         yield
@@ -217,12 +219,12 @@ def locked(run_dir: Path) -> Iterator[None]:
     with _writing():
         file = (run_dir / LOCK).open("a+")
     with file:
-        while not _is_taken(file.fileno()):
+        while not _try_lock(file.fileno()):
             if time.monotonic() > end:
                 file.seek(0)
                 raise UserError(
-                    f"The run in {run_dir} is alive: {file.read().strip() or 'a process'} computes "
-                    "it.\nLet it end, or use resume=null to start another."
+                    f"The run in {run_dir} is running in {file.read().strip() or 'a process'}.\n"
+                    "Wait until it ends, or use resume=null to start another."
                 )
             time.sleep(1.0)
         file.truncate(0)
@@ -231,8 +233,8 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _is_taken(descriptor: int) -> bool:
-    """Take a lock, unless another process holds it; some network file systems have none."""
+def _try_lock(descriptor: int) -> bool:
+    """Return ``False`` if another process holds the lock; some network file systems have none."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -242,7 +244,7 @@ def _is_taken(descriptor: int) -> bool:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Turn the system's refusal of a new file into a ``UserError``."""
+    """Turn an OSError of writing into a ``UserError``."""
     try:
         yield
     except OSError as error:
@@ -253,14 +255,15 @@ def _writing() -> Iterator[None]:
 
 
 def remove_unused(run_dir: Path, is_own: bool = True) -> None:
-    """Remove what a refused command has made: its new folder, or the next config of an older run.
+    """Remove the files of a command that stopped with an error before it trained.
 
-    A sweep's job keeps its folder, for it is not its own.
+    These are its new folder, or the pending config of a resumed run. A job of a sweep keeps its
+    folder (``is_own=False``), because the sweep created it.
     """
     is_old = (run_dir / PENDING_CONFIG).exists()
     (run_dir / PENDING_CONFIG).unlink(missing_ok=True)
     traces = ("checkpoints", "metrics.csv", "results.json")
     if is_own and not is_old and not any((run_dir / name).exists() for name in traces):
         shutil.rmtree(run_dir, ignore_errors=True)
-        with suppress(OSError):  # there are other runs
+        with suppress(OSError):  # the parent has other runs
             run_dir.parent.rmdir()

@@ -1,8 +1,8 @@
-"""Run a sweep as it is typed, or go on with it: ``train.py -m <words>``.
+"""Start or resume a sweep: ``train.py -m <overrides>``. Imports no torch.
 
-In: words, some with several values. Out: a folder with a run for each job, and the exit status.
-Every combination is a job, numbered as by Hydra's own sweeper, or Optuna chooses. Next:
-``sweeps``, whose jobs begin at ``command.main``. Imports no torch.
+In: overrides, some with several values. Out: a folder with a run for each job, and the exit status.
+Each combination is a job, numbered as by Hydra's own sweeper, or Optuna suggests the jobs. Next:
+``sweeps``, whose jobs begin at ``command.main``.
 """
 
 import itertools
@@ -31,69 +31,71 @@ from harness.runs.reading import as_frame
 from harness.runs.table import REPEATS, overview, show
 from harness.sweeps import Job, Queue, Slot, Study, drive
 
-# Where a sweep goes on.
+# Keys that may differ when a sweep is resumed.
 MAY_CHANGE = ("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials")
-PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # of a database's URL
+PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # in the URL of a database
 
 
 def run(task: str, conf: Path, typed: Sequence[str]) -> None:
-    """Run a sweep to its end, or go on with one; ``typed`` are the words without ``-m``.
+    """Run or resume a sweep; ``typed`` are the command's arguments without ``-m``.
 
     Raises:
-        UserError: for a mistake in the command; then nothing is left.
-        SystemExit: with 1 where a job has not finished, and 128 + a signal's number.
+        UserError: for a mistake in the command, before anything is written.
+        SystemExit: with 128 + a signal's number, or 1 if a job has not finished.
     """
     is_module = sys.modules["__main__"].__spec__ is not None
     program = ["-m", "harness", task] if is_module else [os.path.relpath(sys.argv[0])]
     typed_program = f"python {shlex.join(program)} -m"
     if task != "train":
         raise UserError(f"-m is for train.py. Call {task}.py once for each checkpoint.")
-    words = as_hydra_reads(task, typed, conf)
-    resume = [word.partition("=")[2] for word in words if key_of(word) == "resume"][-1:]
-    words = [word for word in words if key_of(word) != "resume"]
-    again = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(words)}")
-    if not words:
+    arguments = as_hydra_reads(task, typed, conf)
+    resume = [argument.partition("=")[2] for argument in arguments if key_of(argument) == "resume"][
+        -1:
+    ]
+    arguments = [argument for argument in arguments if key_of(argument) != "resume"]
+    again = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(arguments)}")
+    if not arguments:
         raise UserError(f"-m has nothing to try. Add values: {typed_program} seed=1,2,3")
     if resume not in ([], ["auto"], ["null"]):
-        raise UserError(f"resume={resume[0]}: a sweep goes on by its words. Use {again}")
-    with explained("train", words, conf):
-        overrides = OverridesParser.create().parse_overrides(words)
+        raise UserError(f"resume={resume[0]}: resume a sweep by its overrides. Use {again}")
+    with explained("train", arguments, conf):
+        overrides = OverridesParser.create().parse_overrides(arguments)
     command = compose_command("train", [*map(_first, overrides)], conf)
-    if space := _space(command, words):
-        words = [*space, *words]
-        with explained("train", words, conf):
-            overrides = OverridesParser.create().parse_overrides(words)
+    if space := _space(command, arguments):
+        arguments = [*space, *arguments]
+        with explained("train", arguments, conf):
+            overrides = OverridesParser.create().parse_overrides(arguments)
         command = compose_command("train", [*map(_first, overrides)], conf)
     _check_each(command, overrides)
     jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
     open_queue = _queue(command, jobs)
     parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
-    folder = _same(parent, words) if resume == ["auto"] else None
+    folder = _same(parent, arguments) if resume == ["auto"] else None
     if folder is None:
         folder = run_folder.make(parent)
-        run_folder.save_words(words, folder)
+        run_folder.save_words(arguments, folder)
     with run_folder.locked(folder):
-        queue, (slots, why) = open_queue(folder), _slots(command)
+        queue, (slots, reason) = open_queue(folder), _slots(command)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
-        where = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
-        print_text(f"{where}, {len(slots)} at a time{why}")
+        text = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
+        print_text(f"{text}, {len(slots)} at a time{reason}")
         signum = drive(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         show(overview(as_frame(runs)).to_dicts())
     counts = Counter(run["status"] for run in runs)
-    counts += Counter(waiting=len(queue.jobs) - len(runs))  # a count of 0 is left out
+    counts += Counter(waiting=len(queue.jobs) - len(runs))  # + removes counts of 0
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     print_text(f"sweep folder: {shown(folder)}: {text}")
     if signum or counts.keys() != {"finished"}:
-        print_text(f"Go on with: {again}")
+        print_text(f"Resume with: {again}")
         sys.exit(128 + signum if signum else 1)
 
 
-def _space(command: Command, words: Sequence[str]) -> list[str]:
-    """Return the words that ``sweep.params`` of a YAML file stands for, but for those typed.
+def _space(command: Command, arguments: Sequence[str]) -> list[str]:
+    """Return the overrides of ``sweep.params`` in a YAML file, except for keys in the command.
 
     Raises:
-        UserError: if it names what only a user's own word may set.
+        UserError: if a key may be set only in the command.
     """
     found = []
     for key, values in (command.sweep.pop("params", None) or {}).items():
@@ -101,62 +103,66 @@ def _space(command: Command, words: Sequence[str]) -> list[str]:
         if key in command.rules["needs_trust"] or not is_key:
             raise UserError(f"sweep.params: {key}: this key can only be typed in the command.")
         value = ",".join(map(str, values)) if isinstance(values, list) else values
-        found += [f"{key}={value}"] * (key not in map(key_of, words))
+        found += [f"{key}={value}"] * (key not in map(key_of, arguments))
     return found
 
 
 def _check_each(command: Command, overrides: Sequence[Override]) -> None:
-    """Refuse a mistake in any value now, and not when a later job starts; numbers are of a kind."""
+    """Check the command of each value before the first job starts.
+
+    For several numbers, only the first is checked, except below ``trainer``.
+    """
     first = [*map(_first, overrides)]
     command.is_sweep = True
     check(command)
-    for at, override in enumerate(overrides):
+    for index, override in enumerate(overrides):
         if not override.is_sweep_override() or isinstance(override.value(), IntervalSweep):
             continue
         key = override.key_or_group
         if key == "trainer.devices" and command.cfg.trainer.accelerator != "cpu" and num_gpus():
             raise UserError(
-                f"{override.input_line}: each job of a sweep has GPUs of its own, as many as the "
-                "others.\nGive trainer.devices one value, and start a sweep for each number."
+                f"{override.input_line}: all jobs of a sweep must use equally many GPUs.\n"
+                "Give trainer.devices one value, and start a sweep for each number."
             )
-        for word in _values(override)[1:]:
-            if key.startswith("trainer.") or not re.fullmatch(r"[-+.\de]+", word.partition("=")[2]):
-                one = compose_command("train", [*first[:at], word, *first[at + 1 :]], command.conf)
-                one.is_sweep = True
-                check(one)
+        for text in _values(override)[1:]:
+            if key.startswith("trainer.") or not re.fullmatch(r"[-+.\de]+", text.partition("=")[2]):
+                replaced = [*first[:index], text, *first[index + 1 :]]
+                variant = compose_command("train", replaced, command.conf)
+                variant.is_sweep = True
+                check(variant)
 
 
 def _values(override: Override) -> list[str]:
-    """List all values of a word, as words."""
+    """Return an override with several values as a list of overrides with one value each."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if isinstance(override.value(), (Glob, IntervalSweep)):
         raise UserError(
-            f"{override.input_line} is no list of values. Write some, such as 0.001,0.01; an "
-            "interval is for sweep=optuna."
+            f"{override.input_line} is no list of values. Write values, such as 0.001,0.01, or add "
+            "sweep=optuna for an interval."
         )
     return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
 
 
 def _first(override: Override) -> str:
-    """Return a word with the first of its values, of an interval its start."""
+    """Return an override with only its first value, or with the start of its interval."""
     if isinstance(value := override.value(), IntervalSweep):
         return f"{override.get_key_element()}={value.start}"
     return _values(override)[0]
 
 
 def _queue(command: Command, overrides: Sequence[Override]) -> Callable[[Path], Queue]:
-    """Make a job of each combination, of equal ones one, or let Optuna choose the jobs."""
+    """Return a function that opens the queue in a folder: all combinations, or a study."""
     if "num_trials" not in command.sweep:
         combinations = [*dict.fromkeys(itertools.product(*map(_values, overrides)))]
         return lambda at: Queue([Job(i, [*w], at / str(i)) for i, w in enumerate(combinations)])
     if command.cfg.objective is None:
-        raise UserError("sweep=optuna needs objective=<a logged value>: what is to be the best.")
+        raise UserError("sweep=optuna needs an objective. Add objective=<a logged metric>.")
     for override in overrides:
         if override.is_sweep_override() and override.key_or_group in REPEATS:
             raise UserError(
-                f"{override.input_line}: sweep=optuna would choose the luckiest of them, and no "
-                f"trial is the mean over them.\nGive {override.key_or_group} one value, and "
+                f"{override.input_line}: sweep=optuna would choose the luckiest value, because a "
+                f"trial is no mean over them.\nGive {override.key_or_group} one value, and "
                 "repeat the best settings afterwards: train.py -m seed=1,2,3 <settings>."
             )
     if not any(override.is_sweep_override() for override in overrides):
@@ -167,25 +173,25 @@ def _queue(command: Command, overrides: Sequence[Override]) -> Callable[[Path], 
     return Study(command.sweep, command.cfg.mode, overrides).open
 
 
-def _same(parent: Path, words: Sequence[str]) -> Path | None:
-    """Find the newest sweep that was started with these words, but for those that may change."""
+def _same(parent: Path, arguments: Sequence[str]) -> Path | None:
+    """Return the newest sweep with these overrides, ignoring those that may change."""
 
-    def lasting(words: Sequence[str]) -> list[str]:
-        return [word for word in words if key_of(word) not in MAY_CHANGE]
+    def fixed(overrides: Sequence[str]) -> list[str]:
+        return [override for override in overrides if key_of(override) not in MAY_CHANGE]
 
     for folder in reversed(run_folder.runs_in(parent)):
-        if lasting(run_folder.load_words(folder)) == lasting(words):
+        if fixed(run_folder.load_words(folder)) == fixed(arguments):
             return folder
-    print_text(f"There is no sweep of these words in {parent} to go on with: a new one starts.")
+    print_text(f"There is no sweep with these overrides in {parent} to resume: a new one starts.")
     return None
 
 
 def _slots(command: Command) -> tuple[list[Slot], str]:
-    """Choose the slots of a sweep, and say why they are fewer than were asked for."""
+    """Return the slots of a sweep, and the reason if they are fewer than requested, or ""."""
     num, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
     most = None if num == "auto" else num
     sets = _sets_of_gpus(command.cfg.trainer)
-    if sets:  # each has one job before any has two
+    if sets:  # each set gets one job before any gets two
         is_chosen = command.cfg.gpus.order != "visible"  # each job chooses among all GPUs
         slots = [Slot(gpus=None if is_chosen else gpus) for gpus in sets * per_gpu][:most]
     else:
@@ -206,7 +212,7 @@ def _slots(command: Command) -> tuple[list[Slot], str]:
 
 
 def _sets_of_gpus(trainer: Any) -> list[str]:
-    """List the GPUs of one job, of the next, and so on; nothing where jobs take none."""
+    """Return the GPUs of each job that can run at a time; ``[]`` if jobs use no GPU."""
     if trainer.accelerator in ("cpu", "mps") or not (num_here := num_gpus()):
         return []
     is_all = trainer.devices in (-1, "auto") or OmegaConf.is_list(trainer.devices)
