@@ -232,7 +232,7 @@ def test_a_trainer_file_that_a_strategy_replaces_is_refused(tmp_path: Path) -> N
     text = "defaults: [default]\nstrategy: ddp\naccelerator: cpu\ndevices: 2\n"
     (conf / "trainer" / "ddp_sim.yaml").write_text(text)
     said = refusal("trainer=ddp_sim", conf=conf)
-    assert "trainer/ddp_sim.yaml sets strategy: ddp, and strategy=auto replaces it by auto" in said
+    assert "trainer/ddp_sim.yaml sets strategy: ddp, but strategy=auto replaces it by auto" in said
     assert "strategy=ddp trainer.devices=2" in said
     (conf / "trainer" / "mine.yaml").write_text("defaults: [ddp_sim]\nmax_epochs: 3\n")
     assert "trainer/ddp_sim.yaml sets strategy" in refusal("trainer=mine", conf=conf)

@@ -26,6 +26,7 @@ from harness.processes.launcher import launcher
 from harness.record import PENDING_CONFIG
 
 MAX_TIME = "trainer.max_time"
+# A command that resumes a run may have other values of these keys.
 NOT_COMPARED = ("resume", "run_dir", "output_dir", "name")
 
 
@@ -81,7 +82,7 @@ def frozen(command: Command, run_dir: Path) -> DictConfig:
     """Return this process's config of a run; some keys may differ between processes."""
     if (run_dir / PENDING_CONFIG).exists():
         config = resumed_config(command, run_dir)
-        config.resume = run_folder.load_next_config(run_dir).resume
+        config.resume = run_folder.load_current_config(run_dir).resume
         return config
     if command.task == "train":
         command.cfg.resume = None  # resume=auto, but there was no run

@@ -98,7 +98,7 @@ def enter(task: str, conf: Path, arguments: list[str], job: Path | None) -> None
     ``job`` is the folder of a sweep's job; without arguments, that folder has the config.
     """
     if run_dir := parent.folder_of_run():
-        compute(task, run_folder.load_next_config(run_dir))
+        compute(task, run_folder.load_current_config(run_dir))
         leaving.set_parent_signal(0)  # the run is complete, and rank 0 may end first
     elif job is not None and not arguments:
         with run_folder.locked(job):

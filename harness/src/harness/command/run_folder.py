@@ -66,7 +66,7 @@ def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") ->
     write_yaml(run_dir / name, text)
 
 
-def load_next_config(run_dir: Path) -> DictConfig:
+def load_current_config(run_dir: Path) -> DictConfig:
     """Return the config of a run that starts or resumes, in a process that rank 0 has started."""
     is_pending = (run_dir / PENDING_CONFIG).exists()
     return load_config(run_dir, PENDING_CONFIG if is_pending else "config.yaml")

@@ -60,22 +60,22 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         raise UserError(f"resume={resume[0]}: resume a sweep by its overrides. Use {again}")
     with explained("train", arguments, conf):
         overrides = OverridesParser.create().parse_overrides(arguments)
-    command = compose_command("train", [*map(_first, overrides)], conf)
-    if space := _space(command, arguments):
+    command = compose_command("train", [*map(_first_value, overrides)], conf)
+    if space := _params_overrides(command, arguments):
         arguments = [*space, *arguments]
         with explained("train", arguments, conf):
             overrides = OverridesParser.create().parse_overrides(arguments)
-        command = compose_command("train", [*map(_first, overrides)], conf)
+        command = compose_command("train", [*map(_first_value, overrides)], conf)
     _check_each(command, overrides)
     jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
     open_queue = _queue(command, jobs)
     parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
-    folder = _same(parent, arguments) if resume == ["auto"] else None
+    folder = _find_sweep(parent, arguments) if resume == ["auto"] else None
     if folder is None:
         folder = run_folder.make(parent)
         run_folder.save_words(arguments, folder)
     with run_folder.locked(folder):
-        queue, (slots, reason) = open_queue(folder), _slots(command)
+        queue, (slots, reason) = open_queue(folder), _choose_slots(command)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         text = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
         print_text(f"{text}, {len(slots)} at a time{reason}")
@@ -91,7 +91,7 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         sys.exit(128 + signum if signum else 1)
 
 
-def _space(command: Command, arguments: Sequence[str]) -> list[str]:
+def _params_overrides(command: Command, arguments: Sequence[str]) -> list[str]:
     """Return the overrides of ``sweep.params`` in a YAML file, except for keys in the command.
 
     Raises:
@@ -112,7 +112,7 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
 
     For several numbers, only the first is checked, except below ``trainer``.
     """
-    first = [*map(_first, overrides)]
+    first = [*map(_first_value, overrides)]
     command.is_sweep = True
     check(command)
     for index, override in enumerate(overrides):
@@ -144,7 +144,7 @@ def _values(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
 
 
-def _first(override: Override) -> str:
+def _first_value(override: Override) -> str:
     """Return an override with only its first value, or with the start of its interval."""
     if isinstance(value := override.value(), IntervalSweep):
         return f"{override.get_key_element()}={value.start}"
@@ -173,7 +173,7 @@ def _queue(command: Command, overrides: Sequence[Override]) -> Callable[[Path], 
     return Study(command.sweep, command.cfg.mode, overrides).open
 
 
-def _same(parent: Path, arguments: Sequence[str]) -> Path | None:
+def _find_sweep(parent: Path, arguments: Sequence[str]) -> Path | None:
     """Return the newest sweep with these overrides, ignoring those that may change."""
 
     def fixed(overrides: Sequence[str]) -> list[str]:
@@ -186,7 +186,7 @@ def _same(parent: Path, arguments: Sequence[str]) -> Path | None:
     return None
 
 
-def _slots(command: Command) -> tuple[list[Slot], str]:
+def _choose_slots(command: Command) -> tuple[list[Slot], str]:
     """Return the slots of a sweep, and the reason if they are fewer than requested, or ""."""
     num, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
     most = None if num == "auto" else num
