@@ -27,11 +27,11 @@ TEST_INSTALLED := $(VENV)/installed-test
 # What an environment is made anew for; the files that are included below need it as well.
 REQUIRED := pyproject.toml requirements.lock $(wildcard requirements.txt harness/requirements.txt)
 
-TRAINLESS := checkpoints/test_files.py convert data exact/test_means.py init/test_groups.py \
+TRAINLESS := checkpoints/test_files.py convert data parity/test_means.py init/test_groups.py \
     init/test_weights.py loaders loggers/test_rewind.py loggers/test_metrics_table.py \
-    processes/test_agreement.py strategies/test_rows.py strategies/test_splitting.py test_border.py \
-    test_config.py test_files.py upstream/test_border.py upstream/test_versions.py \
-    upstream/test_watched_operations.py watch/test_throughput.py
+    distributed/test_vote.py strategies/test_rows.py strategies/test_splitting.py test_border.py \
+    test_config.py test_files.py compat/test_border.py compat/test_versions.py \
+    compat/test_watched_operations.py monitoring/test_throughput.py
 
 .PHONY: train check quick test test-harness test-gpu test-all lock
 train: $(INSTALLED)
@@ -90,7 +90,7 @@ endif
 WORKERS ?= 6
 test-gpu:
 	@test -x $(BIN)/pytest || $(MAKE) $(TEST_INSTALLED)
-	@if $(BIN)/python -c "import os, sys; from harness.machine import num_gpus; \
+	@if $(BIN)/python -c "import os, sys; from harness.devices import num_gpus; \
 	    sys.exit(bool(os.environ.get('TEST_DEVICE') or num_gpus()))"; \
 	then echo "make test-gpu: this machine has no GPU, and nothing was run."; \
 	else $(MAKE) gpu-cases; fi

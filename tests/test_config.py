@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness import train
 from harness.data.facts import fill_in
-from harness.run.build import make
-from harness.run.targets import check_targets
 from harness.testing import command
+from harness.training.build import make
+from harness.training.check_targets import check_targets
 
 CONF = Path(__file__).parents[1] / "conf"
 BRIEF = [f"trainer.limit_{split}_batches=2" for split in ("train", "val", "test")]

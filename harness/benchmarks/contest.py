@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from harness.machine import usable_cores
+from harness.devices import usable_cores
 
 # Modules beside this one that configs name.
 os.environ.setdefault("YAML_ALLOWED", "gpu,images,startup")

@@ -24,8 +24,8 @@ import overhead
 import pytorch_lightning as pl
 import torch.distributed as dist
 
-from harness.exact.parity_callback import ParityChecks
-from harness.machine import usable_cores
+from harness.devices import usable_cores
+from harness.parity.parity_callback import ParityChecks
 
 # name: the processes that are started here, and the words of a run
 STRATEGIES = {

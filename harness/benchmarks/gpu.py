@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from harness import BatchedDataset, DataModule
 from harness.command.compose import compose
-from harness.run.build import build
+from harness.training.build import build
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")

@@ -38,8 +38,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from harness.command.compose import compose
-from harness.files import replacing
-from harness.run.build import build
+from harness.files import atomic_write
+from harness.training.build import build
 
 BATCH_SIZE, LR, NUM_EPOCHS = 128, 1e-3, 3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,7 +135,7 @@ def evaluate(net: nn.Module, val: list[Tensor], sums: Tensor) -> float:
 
 def save(parts: dict[str, Any]) -> None:
     """Write a checkpoint whole or not at all, and wait until it is on the disk."""
-    with tempfile.TemporaryDirectory() as folder, replacing(Path(folder, "best.ckpt")) as file:
+    with tempfile.TemporaryDirectory() as folder, atomic_write(Path(folder, "best.ckpt")) as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
 
 

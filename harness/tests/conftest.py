@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import testing
-from harness.processes import leaving
+from harness.distributed import shutdown
 from harness.testing import clean_environment, command, make_cfg
 
 __all__ = ["LIBRARY", "ROOT", "clean_environment", "command", "finished_run", "make_cfg", "slow"]
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nobody_is_followed() -> Iterator[None]:
     """A test that follows a launcher in this process would end the runs that later tests fork."""
     yield
-    followed, leaving.parent_pid = leaving.parent_pid, 0
+    followed, shutdown.parent_pid = shutdown.parent_pid, 0
     assert not followed
 
 
@@ -80,7 +80,7 @@ def nobody_is_followed() -> Iterator[None]:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short training run, made by the command itself."""
     words = ["trainer.max_epochs=2", "data=synthetic", "model=mlp"]
-    words += ["+callbacks.labels._target_=tests.watch.labels.Labels"]
+    words += ["+callbacks.labels._target_=tests.monitoring.labels.Labels"]
     return train_command(tmp_path_factory.mktemp("outputs"), *words)
 
 

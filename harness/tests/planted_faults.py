@@ -67,7 +67,7 @@ FAULTS = {
         "loggers",
     ),
     "replicas that differ are not noticed": Fault(
-        "watch/replicas.py",
+        "monitoring/replicas.py",
         "if (everyone == everyone[0]).all():",
         "if (everyone == everyone).all():",
         "watch/test_replicas.py",
@@ -91,7 +91,7 @@ FAULTS = {
         "strategies/test_module_zoo.py strategies/test_parity.py",
     ),
     "a signal ends the run as if it had finished": Fault(
-        "processes/leaving.py",
+        "distributed/shutdown.py",
         "    os._exit(status)\n",
         "    os._exit(0)\n",
         "faults processes/test_leaving.py",

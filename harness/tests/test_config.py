@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.command import config_files
 from harness.command.compose import TRACKERS
-from harness.run import build as run
+from harness.training import build as run
 from tests.conftest import ROOT
 
 GROUPS = ("callbacks", "debug", "gpus", "logger", "strategy", "trainer", "watch")

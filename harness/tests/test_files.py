@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.files import replacing, write_durably
+from harness.files import atomic_write, write_durably
 
 
 def test_a_file_is_synced_then_named_and_then_its_folder_is_synced(
@@ -39,20 +39,20 @@ def test_a_block_that_fails_leaves_the_old_contents_and_nothing_else(
     write_durably(tmp_path / "file", b"old")
 
     def fail() -> None:
-        with replacing(tmp_path / "file") as file:
+        with atomic_write(tmp_path / "file") as file:
             file.write(b"half")
             raise error
 
     with pytest.raises(type(error)):
         fail()
-    with pytest.raises(FileExistsError), replacing(tmp_path / "file", is_forced=False) as file:
+    with pytest.raises(FileExistsError), atomic_write(tmp_path / "file", is_forced=False) as file:
         file.write(b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    with replacing(tmp_path / "file") as first, replacing(tmp_path / "file") as second:
+    with atomic_write(tmp_path / "file") as first, atomic_write(tmp_path / "file") as second:
         first.write(b"first")
         second.write(b"second")
     assert (tmp_path / "file").read_bytes() == b"first"  # whose block ended last

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.run.build import build
+from harness.training.build import build
 from tests.faults.fork_server import command
 from tests.faults.run_folder import only
 

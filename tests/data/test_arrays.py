@@ -37,7 +37,9 @@ def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
         ({"inputs": inputs, "targets": np.array(["a"] * 20)}, "type <U1"),
     ):
         with pytest.raises(UserError, match=message):
-            Arrays(**saved(tmp_path, **arrays), batch_size=4).learn()
+            Arrays(**saved(tmp_path, **arrays), batch_size=4).infer_facts()
     (tmp_path / "inputs.npy").write_bytes(b"no array")
     with pytest.raises(UserError, match=r"cannot be read as \.npy"):
-        Arrays(str(tmp_path / "inputs.npy"), str(tmp_path / "targets.npy"), batch_size=4).learn()
+        Arrays(
+            str(tmp_path / "inputs.npy"), str(tmp_path / "targets.npy"), batch_size=4
+        ).infer_facts()

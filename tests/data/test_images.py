@@ -80,7 +80,7 @@ def test_folders_of_splits_are_taken_and_missing_ones_drawn(tmp_path: Path) -> N
     }
     write_images(root / "test", classes=("bird", "cat", "dgo"))
     with pytest.raises(UserError, match="test images have the classes dgo, which training does"):
-        data(root).learn()
+        data(root).infer_facts()
 
 
 def test_decoding_turns_scales_and_lays_on_white(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
         (tmp_path / "hole", "has no images in dog"),
     ):
         with pytest.raises(UserError, match=message) as told:
-            data(folder).learn()
+            data(folder).infer_facts()
         assert len(str(told.value).splitlines()) <= 3
 
 

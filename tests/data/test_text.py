@@ -105,5 +105,5 @@ def test_mistakes_are_told_in_lines(text: Made, tmp_path: Path) -> None:
         (CORPUS, {"val_file": str(short)}, "data.val_file=.*short.txt has 1 tokens for val"),
     ):
         with pytest.raises(UserError, match=message) as told:
-            text(content, **settings).learn()
+            text(content, **settings).infer_facts()
         assert len(str(told.value).splitlines()) <= 3

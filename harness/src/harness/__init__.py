@@ -35,24 +35,24 @@ Names are imported on first use: ``from harness import main`` does not import to
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.processes.parent import follow_parent
-from harness.upstream import lightning_name
+from harness.compat import lightning_name
+from harness.distributed.parent_process import follow_parent
 
 if TYPE_CHECKING:
     from harness.command.compose import compose
     from harness.command.from_python import Run, evaluate, load_run, predict, train
     from harness.command.main import main
+    from harness.compat.one_rank import num_devices, num_ranks
     from harness.data.batches import Batch, BatchedDataset
     from harness.data.caching import cached
     from harness.data.datamodule import DataModule
     from harness.data.randomness import uniform
     from harness.data.splits import SplitDataModule
     from harness.errors import UserError
-    from harness.exact.mean_over import mean_over, sum_over
-    from harness.exact.self_log import Mean, is_logged
+    from harness.monitoring.picture import Picture
     from harness.optimizers import build_optimizers, parameter_groups
-    from harness.upstream.one_rank import num_devices, num_ranks
-    from harness.watch.picture import Picture
+    from harness.parity.log_often import Mean, is_logged
+    from harness.parity.mean_over import mean_over, sum_over
 
 __all__ = [
     "Batch", "BatchedDataset", "DataModule", "Mean", "Picture", "Run", "SplitDataModule",
@@ -70,11 +70,11 @@ _MODULES = {
     "data.randomness": ["uniform"],
     "data.splits": ["SplitDataModule"],
     "errors": ["UserError"],
-    "exact.mean_over": ["mean_over", "sum_over"],
-    "exact.self_log": ["Mean", "is_logged"],
+    "parity.mean_over": ["mean_over", "sum_over"],
+    "parity.log_often": ["Mean", "is_logged"],
     "optimizers": ["build_optimizers", "parameter_groups"],
-    "upstream.one_rank": ["num_devices", "num_ranks"],
-    "watch.picture": ["Picture"],
+    "compat.one_rank": ["num_devices", "num_ranks"],
+    "monitoring.picture": ["Picture"],
 }
 
 follow_parent()  # first, because the imports below take seconds in which a parent may end

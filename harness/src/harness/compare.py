@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.display import typed_command
 from harness.errors import UserError
 from harness.files import json_text
-from harness.names import program
 from harness.runs import reading, table
 
 NUM_RUNS = {"diff": 2, "show": 1, "reproduce": 1}
@@ -29,7 +29,7 @@ NUM_RUNS = {"diff": 2, "show": 1, "reproduce": 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return the exit status."""
     parser = argparse.ArgumentParser(
-        program("harness.compare"),
+        typed_command("harness.compare"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

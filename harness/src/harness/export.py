@@ -25,14 +25,14 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from harness import allowed
+from harness import targets
 from harness.command.from_python import load_run
 from harness.errors import UserError
-from harness.files import replacing
-from harness.run.build import make_data, user_errors
-from harness.run.mistakes import read_error
-from harness.run.targets import check_targets
-from harness.run.train import load_model
+from harness.files import atomic_write
+from harness.training.build import make_data, user_errors
+from harness.training.check_targets import check_targets
+from harness.training.train import load_model
+from harness.training.user_errors import read_error
 
 TOLERANCE = 1e-4  # of rounding, relative to an output's largest number
 QUICK: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
@@ -84,7 +84,7 @@ def export(
         UserError: the network cannot be exported, or an output cannot be used; then no file was
             written.
     """
-    allowed.load_rules(conf)
+    targets.load_rules(conf)
     source, has_onnx = Path(source).resolve(), find_spec("onnxscript") is not None
     run = load_run(source if source.is_dir() else source.parent.parent, conf)
     checkpoint = run.checkpoint if source.is_dir() else source
@@ -112,7 +112,7 @@ def export(
             program = torch.export.export(network, batches[0], dynamic_shapes=(rows,))
         program.example_inputs = None  # otherwise the file would contain samples of the data
         for path in paths:
-            file = files.enter_context(replacing(path, is_forced=force))
+            file = files.enter_context(atomic_write(path, is_forced=force))
             with refused(f"{path} was not written"):
                 compute = write(program, path.suffix, [*inputs], file)
             for batch in batches:

@@ -1,6 +1,6 @@
 """Write files that are never left half-written, even if the process is killed or the power fails.
 
-- ``replacing`` and ``write_durably`` write any file.
+- ``atomic_write`` and ``write_durably`` write any file.
 - ``write_yaml`` adds a checksum. If a run's file was damaged or edited, ``read_yaml`` raises.
 - ``read_bytes`` and ``refuse_links`` guard against the folder of a stranger's run: they follow no
   link that leads out of it.
@@ -22,13 +22,13 @@ from harness.errors import UserError
 LIBRARY = Path(__file__).resolve().parent  # the folder of this package
 REPRODUCED = "reproduced"  # ``runs.py reproduce`` works in this subfolder of a run's folder
 MAX_YAML, MAX_JSON = 2**18, 2**23  # the largest files that are read, in bytes
-PART = ".part"  # suffix of a file that is being written
-FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
+PARTIAL = ".part"  # suffix of a file that is being written
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
 FROZEN = "# Frozen with the run. crc32 of the lines below: {:08x}\n"
 
 
 @contextmanager
-def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file, which replaces ``path`` when the block ends without an exception.
 
     The file is synced before it is renamed, and its folder afterwards. If the block raises, the
@@ -39,7 +39,7 @@ def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
         is_forced: whether to replace an existing file; otherwise, raise a FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
     try:
         with partial.open("xb") as file:
             yield file
@@ -54,16 +54,16 @@ def replacing(path: Path, is_forced: bool = True) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)  # the errors of write and fsync have no file name
         raise
-    sync(path.parent)
+    fsync(path.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the contents of a file; the old ones stay until the new ones are on the disk."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(data)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until a file's contents, or a folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -72,9 +72,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_parts(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove temporary files that killed processes left in a folder."""
-    for partial in folder.glob(f".*{PART}"):
+    for partial in folder.glob(f".*{PARTIAL}"):
         partial.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from harness.errors import UserError
 from harness.init.settings import bare_name, check_parts
-from harness.names import is_below
+from harness.keys import is_within
 
 RATES = ("max_lr", "base_lr")  # arguments of OneCycleLR and CyclicLR, which set rates themselves
 
@@ -115,7 +115,7 @@ def parameter_groups(
     groups: dict[str, dict[str, Any]] = {}
     for full_name, parameter in module.named_parameters():
         name, layer = bare_name(full_name), module.get_submodule(full_name.rpartition(".")[0])
-        part = max((part for part in factors if is_below(name, [part])), key=len, default="")
+        part = max((part for part in factors if is_within(name, [part])), key=len, default="")
         is_vector = parameter.ndim <= 1 or name.endswith("bias") or "Norm" in type(layer).__name__
         settings = {} if decay_norms or not is_vector else {"weight_decay": 0.0}
         factor, key = factors.get(part, 1.0), part + "/no_decay" * bool(settings)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from harness import record
+from harness import provenance
 from harness.checkpoints.lookup import verified
 from harness.checkpoints.reading import read_weights
 from harness.command import run_folder
+from harness.display import join_first
+from harness.distributed import parent_process
 from harness.errors import UserError, print_text
 from harness.files import REPRODUCED, refuse_links
-from harness.names import few
-from harness.processes import parent
-from harness.record import git
+from harness.provenance import git
 from harness.runs import reading
 
 TIMINGS = re.compile(": (throughput|gpu)/")  # columns that differ in every run
@@ -35,7 +35,7 @@ def reproduce(run: Path, output: Path | None) -> bool:
     """
     refuse_links(run)
     output = (output or run / REPRODUCED / time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-    starts = record.read(run).get("starts") or [{}]
+    starts = provenance.read(run).get("starts") or [{}]
     start = starts[-1]
     if missing := _missing(run, starts):
         raise UserError(f"{run} cannot be reproduced: {missing}")
@@ -55,7 +55,7 @@ def reproduce(run: Path, output: Path | None) -> bool:
     _train(run, start, code / project, top / project, output / "run")
     before, after = results_of(run), results_of(output / "run")
     differing = [name for name in before | after if before.get(name) != after.get(name)]
-    verdict = f"NOT EQUAL: {few(differing)}" if differing else "reproduced, bit-identical"
+    verdict = f"NOT EQUAL: {join_first(differing)}" if differing else "reproduced, bit-identical"
     print_text(f"{output}: {verdict}")
     return not differing
 
@@ -110,9 +110,9 @@ def _train(
     loggers = {k: node for k, node in (frozen.logger or {}).items() if "Table" in str(node)}
     frozen.update(resume=None, run_dir=str(run_dir), logger=loggers)
     run_dir.mkdir()
-    run_folder.save_words(run_folder.load_words(run), run_dir)
+    run_folder.save_overrides(run_folder.load_overrides(run), run_dir)
     run_folder.save_config(frozen, run_dir)
-    environment = dict(parent.job_environment(run_dir))
+    environment = dict(parent_process.job_environment(run_dir))
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     paths = project / "src", project, *filter(None, known)  # "" would be the working directory
     environment["OMP_NUM_THREADS"] = str(start["num_threads"])

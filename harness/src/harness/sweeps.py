@@ -22,12 +22,12 @@ from typing import Any, Self
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from harness import record
-from harness.allowed import instantiate
+from harness import provenance
+from harness.devices import VISIBLE
+from harness.distributed import parent_process, shutdown
 from harness.errors import UserError, print_text
-from harness.machine import VISIBLE
-from harness.processes import leaving, parent
 from harness.runs import reading
+from harness.targets import instantiate
 
 SCREEN = "screen.log"  # the output of a job's process, in the job's folder
 POLL_SECONDS = 0.1
@@ -177,7 +177,7 @@ class Study(Queue):
         return Job(trial.number, [*self.fixed, *suggested], self.folder / str(trial.number))
 
 
-def drive(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
+def run_jobs(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
     """Run the remaining jobs of a sweep, and return the signal that stopped it, or 0.
 
     Args:
@@ -194,7 +194,7 @@ def drive(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
             os._exit(128 + number)
         received.append(number)
 
-    before = {number: signal.signal(number, note_signal) for number in leaving.EXIT_SIGNALS}
+    before = {number: signal.signal(number, note_signal) for number in shutdown.EXIT_SIGNALS}
     try:
         # The jobs of a killed driver may still be saving.
         while not received and any(job.run["status"] == "running" for job in queue.waiting):
@@ -229,7 +229,7 @@ def _start(job: Job, program: Sequence[str], slot: Slot) -> "subprocess.Popen[by
             stdin=subprocess.DEVNULL,
             stdout=screen,
             stderr=screen,
-            env=parent.job_environment(job.folder) | slot.variables,
+            env=parent_process.job_environment(job.folder) | slot.variables,
             start_new_session=True,  # so Ctrl-C in the terminal reaches only the driver
         )
     print_text(f"job {job.number} starts: {shlex.join(job.overrides)}")
@@ -239,9 +239,9 @@ def _start(job: Job, program: Sequence[str], slot: Slot) -> "subprocess.Popen[by
 def _report(job: Job, code: int) -> dict[str, Any]:
     """Print how a job has ended, and return its state."""
     # A run that has begun records its own failure. An exit status above 128 means a signal.
-    has_begun = bool(record.read(job.folder).get("starts"))
+    has_begun = bool(provenance.read(job.folder).get("starts"))
     if 0 < code <= 128 and not has_begun and job.run["status"] != "failed":
-        record.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
+        provenance.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
     run = job.run
     text = f": {run['reason']}" if run["reason"] else ""
     if run["status"] == "finished" and run["objective"]:

@@ -15,7 +15,7 @@ import torch
 from harness.checkpoints import lookup
 from harness.checkpoints.reading import newest_whole, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.files import PART, remove_parts
+from harness.files import PARTIAL, remove_partial_files
 from tests.faults.damage import damages
 from tests.faults.storm import wait_until
 
@@ -78,7 +78,7 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
                 write_for_ever(tmp_path, newest_step)
             finally:
                 os._exit(1)
-        wait_until(lambda: [*tmp_path.glob(f".*{PART}")], 60)
+        wait_until(lambda: [*tmp_path.glob(f".*{PARTIAL}")], 60)
         time.sleep(rng.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -90,7 +90,7 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
             assert checkpoint["step"] >= newest_step
             assert (checkpoint["values"] == checkpoint["step"]).all()
             newest_step = checkpoint["step"]
-        remove_parts(tmp_path)
+        remove_partial_files(tmp_path)
 
 
 def test_training_goes_on_while_a_checkpoint_is_synced_and_nobody_counts_on_it_before(

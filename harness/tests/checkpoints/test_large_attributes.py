@@ -11,9 +11,9 @@ import torch
 
 from harness.checkpoints import digests
 from harness.checkpoints.digests import digest
-from harness.checkpoints.plain import MAX_KEPT, Packer
-from harness.exact.snapshot import MOST_ELEMENTS, Snapshot
+from harness.checkpoints.packing import MAX_KEPT, Packer
 from harness.kinds import MOST_SUMMED, corner
+from harness.parity.snapshot import MOST_ELEMENTS, Snapshot
 
 MANY = 300_000
 

@@ -14,9 +14,9 @@ from small.data import ArrayDataset
 
 from harness.checkpoints import lookup, safe_point
 from harness.command.compose import compose
+from harness.compat.resume import position_in
 from harness.errors import AgreedExit, UserError
-from harness.run.train import load_model
-from harness.upstream.resume import position_in
+from harness.training.train import load_model
 from tests.conftest import slow
 from tests.faults.resume_sweep import COMMON, FAST, SLOW, WRAPPED, sweep, train
 

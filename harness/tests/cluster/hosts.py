@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from harness.processes.parent import OF_LAUNCHERS
+from harness.distributed.parent_process import OF_LAUNCHERS
 from tests.cluster.forks import fork, is_fast
 from tests.conftest import ROOT
 from tests.faults.fast_command import Forked

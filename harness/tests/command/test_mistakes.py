@@ -217,7 +217,7 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     experiment.unlink()
     theirs = tmp_path / "theirs"
-    text = "hydra: {callbacks: {a: {_target_: harness.watch.a.A}}}\n"
+    text = "hydra: {callbacks: {a: {_target_: harness.monitoring.a.A}}}\n"
     said = refusal(*write_conf(theirs, logger=text))
     assert said.startswith(f"{theirs / 'conf' / 'logger' / 'mine.yaml'}:1: hydra: ")
     # A key that another value is filled in from is no mistake.

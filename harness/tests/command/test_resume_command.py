@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from harness import record
+from harness import provenance
 from harness.command import choose_run, run_folder
 from harness.command import main as cli
 from harness.command.compose import compose, compose_command
@@ -121,7 +121,7 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
         run_folder.save_config(run_folder.freeze(compose("train", list(words)), folder), folder)
-        run_folder.save_words(words, folder)
+        run_folder.save_overrides(words, folder)
         return folder
 
     return save
@@ -172,12 +172,12 @@ def test_refused_command_leaves_the_run_as_it_was(
     monkeypatch.setattr(cli, "compute", refuse)
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
-        cli.start(compose_command("train", words))
+        cli.start_command(compose_command("train", words))
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
-    monkeypatch.setattr(cli, "compute", lambda *_: record.begin(folder))  # as training begins
-    cli.start(compose_command("train", words))
+    monkeypatch.setattr(cli, "compute", lambda *_: provenance.begin(folder))  # as training begins
+    cli.start_command(compose_command("train", words))
     assert run_folder.load_config(folder).trainer.max_epochs == 50
     assert not (folder / "results.json").exists()
 
@@ -187,7 +187,7 @@ def test_run_is_composed_with_the_words_that_first_started_it(
 ) -> None:
     """Only the run and what may change are typed; what may not is refused with the difference."""
     words = ("experiment=synthetic", "model.net.dropout=0.1", "strategy=ddp", "trainer.devices=2")
-    folder = saved_run(*words, "+callbacks.mine._target_=tests.watch.labels.Labels", "seed=3")
+    folder = saved_run(*words, "+callbacks.mine._target_=tests.monitoring.labels.Labels", "seed=3")
     this = f"resume={folder}"
     again = go_on(folder, this, "trainer.max_epochs=50", "data.num_workers=1")
     assert (again.model.net.dropout, again.seed, again.trainer.max_epochs) == (0.1, 3, 50)

@@ -20,14 +20,14 @@ def test_two_commands_that_choose_at_once_make_one_run(
     monkeypatch.setattr(cli, "compute_in", lambda *_: None)
     words = ["resume=auto", f"output_dir={tmp_path}"]
     with run_folder.choosing(tmp_path / "default"):
-        second = threading.Thread(target=cli.start, args=[compose_command("train", words)])
+        second = threading.Thread(target=cli.start_command, args=[compose_command("train", words)])
         second.start()
         second.join(0.5)
         assert second.is_alive()
         assert not [*(tmp_path / "default").iterdir()]
         first = run_folder.make(tmp_path / "default")
         run_folder.save_config(run_folder.freeze(compose("train"), first), first)
-        run_folder.save_words([], first)
+        run_folder.save_overrides([], first)
     second.join()
     assert [*(tmp_path / "default").iterdir()] == [first]
 
@@ -39,11 +39,11 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
         run_folder.load_config(tmp_path)
     run_folder.save_config(run_folder.freeze(compose("train", []), tmp_path), tmp_path)
     typed = ["+logger.mine.path=${run_dir}/mine.csv", "notes='${name}'", "seed=1"]
-    run_folder.save_words(typed, tmp_path)
-    assert run_folder.load_words(tmp_path) == typed  # as they were typed
+    run_folder.save_overrides(typed, tmp_path)
+    assert run_folder.load_overrides(tmp_path) == typed  # as they were typed
     for path, load, hint in (
         (config, run_folder.load_config, r"was damaged or edited(.|\n)*Restore it"),
-        (words, run_folder.load_words, r"overrides.yaml was damaged or edited"),
+        (words, run_folder.load_overrides, r"overrides.yaml was damaged or edited"),
     ):
         frozen = path.read_bytes()
         edited = frozen.replace(b"seed: 1", b"seed: 2").replace(b"seed=1", b"seed=2")
@@ -66,7 +66,7 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
         others.append(command("train.py", *words))
 
     monkeypatch.setattr(cli, "compute_in", start_another)
-    run_dir = cli.start(compose_command("train", words, "conf"))
+    run_dir = cli.start_command(compose_command("train", words, "conf"))
     assert others[0].returncode == 1
     assert f"The run in {run_dir} is running in" in others[0].stderr
     assert {path.name for path in run_dir.iterdir()} == {".lock", "config.yaml", "overrides.yaml"}

@@ -15,17 +15,17 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from harness import compare as runs
-from harness import record
+from harness import provenance
 from harness import reproduce as reproducing
 from harness.checkpoints import lookup
-from harness.checkpoints.owners import set_value
+from harness.checkpoints.tracked_attributes import set_value
 from harness.command import run_folder
 from harness.command.compose import compose
 from harness.errors import UserError
 from harness.files import write_yaml
 from harness.loggers import prediction_table
-from harness.run import log_file, summary
 from harness.runs import reading
+from harness.training import log_file, summary
 from tests.command.test_resume_command import contents
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
@@ -174,12 +174,12 @@ def test_a_checkpoint_sets_no_attribute_that_no_run_of_ours_keeps() -> None:
 def test_a_record_hands_git_no_options_and_leads_to_no_other_code(
     stranger: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    (start,) = record.read(stranger)["starts"]
+    (start,) = provenance.read(stranger)["starts"]
     start |= {"diff": None}
     start.pop("no_diff", None)
     called: list[Any] = []
     monkeypatch.setattr(reproducing, "git", lambda *words, **_: called.append(words))
-    record.note(stranger, starts=[start | changes])
+    provenance.note(stranger, starts=[start | changes])
     with pytest.raises(UserError, match=r"its record\.json was changed by hand"):
         reproducing.reproduce(stranger, None)
     assert called == []
@@ -247,7 +247,7 @@ def test_a_file_beyond_the_limits_makes_a_run_damaged(
     stranger: Path, name: str, number: int
 ) -> None:
     if name == "metrics.csv":
-        record.note(stranger, best=None)
+        provenance.note(stranger, best=None)
     (stranger / name).write_text(FILES[name][number])
     run = reading.read(stranger)
     assert (run["status"], run["reason"]) == ("damaged", f"{name} cannot be read")
@@ -308,7 +308,7 @@ def test_no_control_character_of_a_file_reaches_the_terminal(
     stranger.rename(name)
     notes = json.dumps(CONTROL)
     frozen(name / "config.yaml", ("notes: null", f"notes: {notes}\n{notes}: {notes}"))
-    record.note(name, reason=CONTROL, status="failed", best=None)
+    provenance.note(name, reason=CONTROL, status="failed", best=None)
     results = json.loads((name / "results.json").read_text())
     (name / "results.json").write_text(json.dumps(results | {CONTROL: 1}))
     other = shutil.copytree(name, name.with_name("other"), symlinks=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from harness.data.batches import BatchedDataset
-from harness.data.datamodule import as_it_is
-from harness.data.loaders import rebuilt
+from harness.data.datamodule import identity_collate
+from harness.data.loaders import rebuild_loader
 from harness.data.shared_batches import SharedBatchSampler
 from tests.loaders.zoo import ByLength
 
@@ -48,7 +48,9 @@ def read(epoch: int = 0, seed: int = 1, num_workers: int = 0) -> Tensor:
     sampler = SharedBatchSampler(batches, "random", dataset=dataset, seed=seed)
     sampler.set_epoch(epoch)
     loader = DataLoader(dataset, num_workers=num_workers)
-    rows = torch.cat([*rebuilt(loader, dataset, batch_sampler=sampler, collate_fn=torch.stack)])
+    rows = torch.cat(
+        [*rebuild_loader(loader, dataset, batch_sampler=sampler, collate_fn=torch.stack)]
+    )
     return rows[rows[:, 0].argsort()]
 
 
@@ -56,7 +58,7 @@ def read(epoch: int = 0, seed: int = 1, num_workers: int = 0) -> Tensor:
 def test_epoch_reaches_the_data_set_in_every_worker(num_workers: int) -> None:
     sampler = SharedBatchSampler(BatchSampler(range(20), 6, False), "in order")
     sampler.set_epoch(4)
-    how = {"num_workers": num_workers, "collate_fn": as_it_is}
+    how = {"num_workers": num_workers, "collate_fn": identity_collate}
     batches = [*DataLoader(Indices(), batch_sampler=sampler, **how)]
     assert {epoch for _, epoch in batches} == {4}
     assert list(itertools.chain(*(indices for indices, _ in batches))) == list(range(20))
@@ -76,7 +78,7 @@ def test_reading_and_what_others_draw_meanwhile_do_not_change_each_other(kind: A
     dataset = Random()
     batches = BatchSampler(kind([*range(10)]), 2, False)
     sampler = SharedBatchSampler(batches, "random", dataset=dataset, cycles=False)
-    loader = rebuilt(DataLoader(dataset), dataset, batch_sampler=sampler)
+    loader = rebuild_loader(DataLoader(dataset), dataset, batch_sampler=sampler)
     expected = [*loader]
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     drawn, reading = torch.rand(5), iter(loader)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 
 from harness.data import datamodule
 from harness.data.datamodule import DataModule
-from harness.data.sharing import share
+from harness.data.wrap_loaders import wrap_loaders
 from harness.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning")
@@ -68,7 +68,7 @@ def test_a_share_that_does_not_fit_is_accumulated(
     data = loaders(ranks=ranks, num_devices=devices, fits=fits)
     loader = data.train_dataloader()
     assert data.trainer.accumulate_grad_batches == expected
-    shared = share(loader, data.trainer, "train", "Data.train_dataloader", seed=0)
+    shared = wrap_loaders(loader, data.trainer, "train", "Data.train_dataloader", seed=0)
     per_device = max(len(batch) for batch in shared.batch_sampler) / (devices // ranks)
     assert per_device <= fits
     assert max(len(batch) for batch in data.val_dataloader().batch_sampler) <= fits
@@ -82,4 +82,4 @@ def test_manual_optimisation_is_not_split() -> None:
 def test_a_batch_that_leaves_a_process_without_a_sample_is_refused() -> None:
     data = loaders(ranks=12)
     with pytest.raises(UserError, match=r"Use Data\.train with batch_size=12 or more"):
-        share(data.train_dataloader(), data.trainer, "train", "Data.train", seed=0)
+        wrap_loaders(data.train_dataloader(), data.trainer, "train", "Data.train", seed=0)

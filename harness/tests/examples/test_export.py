@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness import Run, UserError, allowed, train
+from harness import Run, UserError, targets, train
 from harness.export import export, first_call
 from harness.testing import command
 from tests.conftest import LIBRARY, ROOT, slow
@@ -49,7 +49,7 @@ def test_files_compute_what_the_network_does(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(*EXAMPLES[kind], *BRIEF, f"output_dir={tmp_path}", conf=ROOT / "conf")
-    monkeypatch.setattr(allowed, "_allowed_names", ())  # as in a process that has read no rules yet
+    monkeypatch.setattr(targets, "_allowed_names", ())  # as in a process that has read no rules yet
     lines = export(run.folder, conf=ROOT / "conf")
     folder = run.folder / "checkpoints"
     files = [str(folder / "best.pt2"), str(folder / "best.onnx")]

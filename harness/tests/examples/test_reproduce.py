@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import UserError, record
+from harness import UserError, provenance
 from harness import reproduce as equality
 from harness.reproduce import reproduce
 from harness.runs import reading
@@ -61,7 +61,7 @@ def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained:
     result = run(project, project / "scripts" / "runs.py", "reproduce", trained)
     assert result.returncode == 0, result.stdout + result.stderr
     first, *_ = result.stdout.splitlines()
-    (start,) = record.read(trained)["starts"]
+    (start,) = provenance.read(trained)["starts"]
     expected = f"Runs with your permissions the code of {start['commit'][:7]} by Ada, "
     assert first.startswith(expected)
     assert first.endswith(f" and {start['diff']}.")
@@ -80,18 +80,18 @@ def copy(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_what_is_missing_is_told_and_nothing_is_made(copy: Path, tmp_path: Path) -> None:
-    (start,) = record.read(copy)["starts"]
+    (start,) = provenance.read(copy)["starts"]
     for starts, line in (
         ([{**start, "commit": None}], "outside of a git repository, or with version"),
         ([{**start, "no_diff": "it is large"}], "changes were not saved: it is large."),
         ([{**start, "commit": "0" * 40}], "git log failed in "),
         ([{**start, "diff": None}, start], "its code changed while it was stopped, between its 2"),
     ):
-        record.note(copy, starts=starts)
+        provenance.note(copy, starts=starts)
         with pytest.raises(UserError, match=line):
             reproduce(copy, tmp_path / "again")
     config = (copy / "config.yaml").read_text()
-    record.note(copy, starts=[start])
+    provenance.note(copy, starts=[start])
     (copy / "config.yaml").write_text(config.replace("\nseed: 1\n", "\nseed: 2\n"))
     with pytest.raises(UserError, match="damaged or edited"):
         reproduce(copy, tmp_path / "again")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import slow
 from tests.faults.fork_server import command
-from tests.knobs.runs import WITH_BUFFERS
+from tests.features.runs import WITH_BUFFERS
 from tests.strategy_runs import write_conf
 
 WAITS = "+callbacks.waits._target_=tests.workers.waits.Waits"

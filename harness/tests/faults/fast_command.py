@@ -24,7 +24,7 @@ from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
 from harness import sweeps
 from harness.command import main as cli
-from harness.run import train  # noqa: F401  # imports what a run needs
+from harness.training import train  # noqa: F401  # imports what a run needs
 
 BEGAN_WITH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

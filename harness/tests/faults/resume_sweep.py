@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.checkpoints.lookup import by_step
 from harness.command.compose import compose
-from harness.run import train as run
+from harness.training import train as run
 from tests.faults.run_folder import contents, differences, leave_at
 
 COMMON = (

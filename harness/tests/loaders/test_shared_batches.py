@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from harness.data.shared_batches import SharedBatchSampler
-from harness.data.sharing import share
+from harness.data.wrap_loaders import wrap_loaders
 from harness.errors import UserError
 from tests.loaders.zoo import (
     NUM_SAMPLES,
@@ -152,7 +152,7 @@ def trainer_of(num_ranks: int, rank: int) -> Any:
 
 
 def shared(loader: Any, num_ranks: int = 2, rank: int = 0) -> Any:
-    return share(loader, trainer_of(num_ranks, rank), "train", "mine", seed=0)
+    return wrap_loaders(loader, trainer_of(num_ranks, rank), "train", "mine", seed=0)
 
 
 def test_a_subclass_of_dataloader_is_a_loader_like_any_other() -> None:
@@ -202,7 +202,7 @@ def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:
         trainer = trainer_of(2, rank)
         trainer.lightning_module = module
         loader = DataLoader([*range(12)], 4, num_workers=num_workers)
-        loader = share(loader, trainer, "train", "mine", seed=0)
+        loader = wrap_loaders(loader, trainer, "train", "mine", seed=0)
         loader.batch_sampler.start_at(1, step)
         return [float(torch.rand(())) for _ in loader]
 

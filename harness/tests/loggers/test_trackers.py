@@ -13,8 +13,8 @@ from pytorch_lightning.loggers import Logger
 from harness import train
 from harness.command import run_folder
 from harness.command.compose import compose_command
-from harness.knobs import trackers
-from harness.run.build import make
+from harness.features import trackers
+from harness.training.build import make
 from tests.conftest import ROOT, train_command
 from tests.faults.fork_server import command
 

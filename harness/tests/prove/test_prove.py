@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.prove import __main__ as script
-from harness.prove import runs
+from harness.prove import short_runs
 from harness.prove.compare import BITWISE, DOUBLE, EQUAL, REFERENCE, SINGLE, differences, prove
 from tests.conftest import slow
 from tests.faults.fast_command import Forked
@@ -47,7 +47,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
             warnings.resetwarnings()  # to a user a warning is no error
             return fork(*given)
 
-    monkeypatch.setattr(runs, "start_program", start_program)
+    monkeypatch.setattr(short_runs, "start_program", start_program)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def prove_module(forked: None, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         dataset = "Sentences" if module.endswith("MaskedLanguage") else "Flowers"
         data = f"_target_: tests.modules.data.Data\ndataset: {dataset}\n"
         words = write_conf(tmp_path, data=data, model=f"_target_: tests.{module}\n")
-        verdicts = prove(runs.ExperimentRuns([*words, *more], tmp_path / "runs"), strategies)
+        verdicts = prove(short_runs.ExperimentRuns([*words, *more], tmp_path / "runs"), strategies)
         return {one.name: one for one in verdicts}
 
     return run
@@ -168,6 +168,6 @@ def test_a_run_on_two_nodes_ends_with_the_sentence_of_the_one_that_refused(
         path.with_suffix(".err").write_text(said)
         return SimpleNamespace(wait=lambda _: status, poll=lambda: status)
 
-    monkeypatch.setattr(runs, "start_program", start_program)
-    ended = runs.ExperimentRuns(["data=synthetic", "model=mlp"], tmp_path).start("ddp2(2x2)")
+    monkeypatch.setattr(short_runs, "start_program", start_program)
+    ended = short_runs.ExperimentRuns(["data=synthetic", "model=mlp"], tmp_path).start("ddp2(2x2)")
     assert (ended.message, ended.has_crashed) == ("Use strategy=ddp.", False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import compare as runs
-from harness import record
+from harness import provenance
 from harness.runs import reading, report
 from tests.runs.test_runs import copied
 
@@ -25,7 +25,7 @@ def folder(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         copied(finished_run, folder / name, *changes)
     failed = copied(finished_run, folder / "failed")
     (failed / "results.json").unlink()
-    record.note(failed, status="failed", reason=EVIL)
+    provenance.note(failed, status="failed", reason=EVIL)
     damaged = copied(finished_run, folder / "damaged")
     (damaged / "config.yaml").write_text("data: [")
     assert runs.main(["report", str(folder), "-o", str(folder / "page.html")]) == 0

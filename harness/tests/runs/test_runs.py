@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import UserError, record
+from harness import UserError, provenance
 from harness import compare as runs
 from harness.checkpoints.lookup import by_step
 from harness.errors import AgreedExit
@@ -58,7 +58,7 @@ def test_the_use_of_gpus_is_a_column_where_a_run_has_it(
     monkeypatch.setenv("COLUMNS", "400")
     one, other = (copied(finished_run, tmp_path / name) for name in ("one", "other"))
     assert "gpu" not in answer(capsys, "ls", one, other).splitlines()[0]
-    record.note(one, gpu_gib=31.25, gpu_busy=0.934)
+    provenance.note(one, gpu_gib=31.25, gpu_busy=0.934)
     lines = answer(capsys, "ls", one, other).splitlines()
     assert re.search(r" gpu_gib +gpu_busy", lines[0])
     assert re.search(r" 31\.25 +0\.934 ", lines[1])
@@ -70,9 +70,9 @@ def test_every_other_state_is_named_with_its_reason(finished_run: Path, tmp_path
     for name in ("running", "killed", "failed", "damaged", "damaged results"):
         folder = copied(finished_run, tmp_path / name)
         (folder / "results.json").unlink()
-        record.note(folder, status=None, reason=None)
+        provenance.note(folder, status=None, reason=None)
     (tmp_path / "damaged results" / "results.json").write_text("{")
-    record.note(tmp_path / "failed", status="failed", reason="ValueError: no horses")
+    provenance.note(tmp_path / "failed", status="failed", reason="ValueError: no horses")
     (tmp_path / "damaged" / "config.yaml").write_text("data: [")
     lock = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); "
     lock += "print(flush=True); sys.stdin.read()"
@@ -219,11 +219,11 @@ def test_endings_are_noted(tmp_path: Path) -> None:
         (UserError("no horses\nBuy some."), "failed", "no horses"),
         (ZeroDivisionError("by 0"), "failed", "ZeroDivisionError: by 0"),
     ):
-        record.note(tmp_path, seconds=100.0)
-        with suppress(BaseException), record.recording(tmp_path):
-            record.begin(tmp_path)
+        provenance.note(tmp_path, seconds=100.0)
+        with suppress(BaseException), provenance.recording(tmp_path):
+            provenance.begin(tmp_path)
             raise error
-        noted = record.read(tmp_path)
+        noted = provenance.read(tmp_path)
         assert (noted["status"], noted["reason"]) == (status, reason)
         assert noted["seconds"] >= 100  # of earlier starts as well
 
@@ -231,7 +231,7 @@ def test_endings_are_noted(tmp_path: Path) -> None:
 def test_every_start_is_noted_and_shown(finished_run: Path, tmp_path: Path, capsys) -> None:
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True)
     again = copied(finished_run, tmp_path / "again")
-    record.begin(again)
+    provenance.begin(again)
     shown = {row["name"]: row["value"] for row in rows(capsys, "show", again)}
     assert shown["starts"] == "2"
     assert shown["command"] == shlex.join(sys.orig_argv)

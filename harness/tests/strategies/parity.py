@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness.exact.global_batches import GlobalBatches
-from harness.run.attachments import Attachments
+from harness.parity.global_batches import GlobalBatches
+from harness.training.attachments import Attachments
 
 UPSTREAM_WARNINGS = [
     pytest.mark.filterwarnings(f"ignore:{message}")

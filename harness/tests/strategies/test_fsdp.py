@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
-from harness.exact.evaluation import ExactEvaluation
-from harness.run.attachments import Attachments
+from harness.parity.evaluation import ExactEvaluation
 from harness.strategies.fsdp import FSDPStrategy
+from harness.training.attachments import Attachments
 from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
 from tests.strategy_runs import NO_FSDP
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from harness.run.train import close_process_group
 from harness.strategies.sync_batch_norm import SyncBatchNormAnywhere
+from harness.training.train import close_process_group
 from tests.strategy_runs import in_processes
 from tests.workers.trainer import small_trainer
 

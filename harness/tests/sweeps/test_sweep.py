@@ -14,10 +14,10 @@ from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
 from harness.testing import command as typed
 from tests.conftest import ROOT, slow
+from tests.devices.fake_nvml import FakeGpu, write_fake
 from tests.faults import fork_server
 from tests.faults.fork_server import command
 from tests.faults.run_folder import only
-from tests.machine.fake_nvml import FakeGpu, write_fake
 from tests.refusals import refusal
 
 TINY = ("data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=1", "watch=none")
@@ -46,7 +46,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_grid_is_numbered_in_hydras_order(swept: Path) -> None:
-    words = [run_folder.load_words(swept / str(number))[-3:-1] for number in range(4)]
+    words = [run_folder.load_overrides(swept / str(number))[-3:-1] for number in range(4)]
     rates = ("model.optimizer.lr=0.001", "model.optimizer.lr=0.01")
     assert words == [[rate, f"seed={seed}"] for rate in rates for seed in (1, 2)]
 
@@ -262,7 +262,9 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     for job in jobs:
         place = tmp_path / f"single_{job.name}"
         assert "has finished" not in (job / "screen.log").read_text()  # started once more
-        first = [word for word in run_folder.load_words(job) if not word.startswith("output_dir=")]
+        first = [
+            word for word in run_folder.load_overrides(job) if not word.startswith("output_dir=")
+        ]
         result = command("train.py", *first, f"output_dir={place}")
         assert result.returncode == 0, result.stderr
         for name in ("results.json", "metrics.csv"):

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from harness.exact.evaluation import ExactEvaluation
-from harness.exact.global_batches import GlobalBatches
-from harness.exact.seeded_steps import SeededSteps
-from harness.run.attachments import Attachments
+from harness.parity.evaluation import ExactEvaluation
+from harness.parity.global_batches import GlobalBatches
+from harness.parity.seeded_steps import SeededSteps
+from harness.training.attachments import Attachments
 
 
 def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from harness.loggers.prediction_table import PredictionTable
-from harness.run.train import close_process_group
+from harness.training.train import close_process_group
 from tests.modules.classifiers import Classifier
 from tests.modules.data import Flowers, OwnData
 from tests.workers.trainer import small_trainer

@@ -67,7 +67,7 @@ class Arrays(SplitDataModule):
         """Checksum of the targets that the splits are drawn from."""
         return zlib.crc32(np.ascontiguousarray(self.pair[1]).data)
 
-    def learn(self) -> dict[str, Any]:
+    def infer_facts(self) -> dict[str, Any]:
         """Return sizes, and the number of classes or the scale of numbers."""
         inputs, targets = self.pair
         facts = {

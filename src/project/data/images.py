@@ -193,7 +193,7 @@ class Images(SplitDataModule):
             "checksum": checksum[:16],
         }
 
-    def learn(self) -> dict[str, Any]:
+    def infer_facts(self) -> dict[str, Any]:
         """Return the names of the classes, and sizes; all images are decoded on this occasion."""
         names = np.unique(self.found["classes"][self.found["rows"]["train"]]).tolist()
         if len(names) < 2:

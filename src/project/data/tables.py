@@ -139,7 +139,7 @@ class Table(SplitDataModule):
         """Checksum of the targets that the splits are drawn from."""
         return zlib.crc32("\n".join(self.table[self.target].cast(pl.String)).encode())
 
-    def learn(self) -> dict[str, Any]:
+    def infer_facts(self) -> dict[str, Any]:
         """Return sizes, scales and categories of the training rows."""
         features, train = self.table.drop(self.target, *self.ignore), self.rows["train"]
         if not features.width:

@@ -199,7 +199,7 @@ class Text(SplitDataModule):
         ids, _ = self.tokens("file", self.unit == "lines")
         return f"{len(ids)}-{zlib.crc32(ids.data)}"
 
-    def learn(self) -> dict[str, Any]:
+    def infer_facts(self) -> dict[str, Any]:
         """Return the tokenizer and its sizes; all text is encoded, so mistakes show at once."""
         self.tokenizer = tokenizer = Tokenizer.read(self.tokenizer_name)
         for split in ("train", "val", "test"):

@@ -1,9 +1,9 @@
 """Keeps the Python attributes that training has changed, with a checkpoint.
 
-In: the values that ``owners`` finds. Kept are those that differ from how they were when the run
-began, so that settings of a new command stay, and that are plain (see ``plain``); where processes
-differ in one of them, those of each. Any other that has changed is named once. Next: ``safe_point``
-writes them, and has them put back on resume.
+In: the values that ``tracked_objects`` finds. Kept are those that differ from how they were when
+the run began, so that settings of a new command stay, and that are plain (see ``plain``); where
+processes differ in one of them, those of each. Any other that has changed is named once. Next:
+``safe_point`` writes them, and has them put back on resume.
 """
 
 import copy
@@ -16,22 +16,22 @@ import pytorch_lightning as pl
 import torch
 
 from harness.checkpoints.digests import digest
-from harness.checkpoints.owners import (
+from harness.checkpoints.packing import Packer, Unpacker
+from harness.checkpoints.tracked_attributes import (
     GRADIENT,
     SAMPLER,
     Name,
     named_objects,
-    owners,
-    parts_of,
+    object_structure,
     set_value,
-    structure,
-    values,
-    with_held,
+    submodules_of,
+    tracked_objects,
+    tracked_values,
+    with_contained_objects,
 )
-from harness.checkpoints.plain import Packer, Unpacker
+from harness.display import join_first
+from harness.distributed.vote import gather
 from harness.kinds import SCALARS
-from harness.names import few
-from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Attributes:
     def look_before_hooks(self, trainer: pl.Trainer) -> None:
         """Record digests of all values before the hooks at the start run."""
         _, self.before_hooks = look(trainer)
-        self.structure = structure(trainer)
+        self.structure = object_structure(trainer)
 
     def look_after_hooks(self, trainer: pl.Trainer) -> None:
         """Record them again after these hooks; samplers were not there before."""
@@ -76,7 +76,7 @@ class Attributes:
     def look_before_epoch(self, trainer: pl.Trainer) -> None:
         """Keep all plain values before an epoch's hooks are called again."""
         packer = Packer(named=named_objects(trainer))
-        found = values(trainer).items()
+        found = tracked_values(trainer).items()
         packed = {name: packer.pack_attribute(value, name) for name, value in found}
         refused = {place[:2] for place, _ in packer.objects}
         self.packed = {name: node for name, node in packed.items() if name not in refused}
@@ -126,14 +126,14 @@ class Attributes:
 
     def _report(self, trainer: pl.Trainer, lost: dict[Name, str]) -> None:
         """Warn once of what no checkpoint holds from here on."""
-        others = differing(self.structure, structure(trainer))
+        others = differing(self.structure, object_structure(trainer))
         changed = sorted(n for n in others if self.structure.get(n) is not True)  # see structure
         if trainer.is_global_zero and not self.reported.issuperset(changed):
-            log.warning(OTHER_STRUCTURE, few(changed))
+            log.warning(OTHER_STRUCTURE, join_first(changed))
         report(trainer, LACKS, {n: why for n, why in lost.items() if n not in self.reported})
         self.reported |= {*changed, *lost}
 
-    def put_back(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
+    def restore(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
         """Put back what ``keep`` has kept; with `is_last` report what is lost."""
         each, lost = saved["each"], dict[Name, str](saved["lost"])
         is_for_each = len(each) == trainer.world_size
@@ -155,7 +155,7 @@ class Attributes:
                 lost[name] = "a hook at the start has set another value"
         in_place = [n for n in (*saved["in_place"], *undone) if n in kept and n in alive]
         targets = {id(kept[n]): alive[n] for n in in_place}
-        unpacker, found = Unpacker(trainer.strategy.root_device, targets), owners(trainer)
+        unpacker, found = Unpacker(trainer.strategy.root_device, targets), tracked_objects(trainer)
         for name, node in kept.items():
             try:
                 set_value(trainer.lightning_module, found, name, unpacker.unpack(node))
@@ -184,7 +184,7 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
         saved: what ``keep`` has kept; of several processes the first one's is taken.
         device: of the tensors that were not on the CPU.
     """
-    found = with_held({**parts_of(module), "module hparams": module.hparams})
+    found = with_contained_objects({**submodules_of(module), "module hparams": module.hparams})
     unpacker = Unpacker(device)
     # Pruning makes a tensor of a parameter, and at the end of training a parameter of the tensor.
     weights = {f"module.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -197,8 +197,8 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
 
 
 def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:
-    """Return all ``values``, and the digest of each."""
-    alive, named = values(trainer), named_objects(trainer)
+    """Return all ``tracked_values``, and the digest of each."""
+    alive, named = tracked_values(trainer), named_objects(trainer)
     return alive, {name: digest(value, named) for name, value in alive.items()}
 
 
@@ -211,4 +211,4 @@ def report(trainer: pl.Trainer, sentence: str, attributes: dict[Name, str]) -> N
     """Warn of attributes, each with a reason."""
     texts = [f"{owner}.{name} ({why})" for (owner, name), why in attributes.items()]
     if texts and trainer.is_global_zero:
-        log.warning(sentence, few(texts))
+        log.warning(sentence, join_first(texts))

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from harness.checkpoints.plain import TooLargeError
+from harness.checkpoints.packing import TooLargeError
+from harness.compat import num_writes
 from harness.kinds import REPORTING, SCALARS
-from harness.upstream import num_writes
 
 # Objects without a state of the run: handles of the system, and data sets, which give the same
 # sample for an index. So are the objects of packages that only show or record a run.

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.files import PART
+from harness.files import PARTIAL
 
 NEWEST = "last.ckpt"  # a link to the newest
 END_RECORD = 22  # bytes; torch writes archives without a comment behind it
@@ -73,7 +73,7 @@ def link_newest(path: Path) -> None:
 
 def link(path: Path, target: str) -> None:
     """Let ``path`` point to another file of its folder, at no time to nothing."""
-    part = path.with_name(f".{path.name}{PART}")
+    part = path.with_name(f".{path.name}{PARTIAL}")
     part.unlink(missing_ok=True)
     part.symlink_to(target)
     part.replace(path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from harness.checkpoints.lookup import by_step, damage
-from harness.checkpoints.plain import Unpacker
+from harness.checkpoints.packing import Unpacker
 from harness.errors import UserError
 
 FORMAT = 4  # of what a run goes on from; raised when resuming changes

@@ -1,7 +1,7 @@
 """Writes checkpoints between two optimizer steps, and goes on from them.
 
 In: a run's folder, and how often to write. Next: ``attributes`` and ``logged`` give what
-Lightning's checkpoints lack, ``writing`` brings them to the disk, ``upstream.resume`` mends what
+Lightning's checkpoints lack, ``writing`` brings them to the disk, ``compat.resume`` mends what
 Lightning restores wrongly.
 """
 
@@ -15,19 +15,19 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 from pytorch_lightning import callbacks
 
-from harness.checkpoints import logged, lookup
+from harness.checkpoints import logged_values, lookup
 from harness.checkpoints.attributes import Attributes
-from harness.checkpoints.hooks import begins_epochs, changes_weights_at_end, norms
 from harness.checkpoints.reading import ATTRIBUTES, FORMAT
+from harness.checkpoints.user_hooks import begins_epochs, changes_weights_at_end, norms
 from harness.checkpoints.writing import DurableCheckpointIO
+from harness.compat import callbacks_of, resume
+from harness.distributed.should_stop import is_time_over
+from harness.distributed.shutdown import SignalHandlers
+from harness.distributed.vote import Vote, gather
 from harness.errors import AgreedExit
-from harness.files import remove_parts
+from harness.files import remove_partial_files
 from harness.loggers.rewind import Logs
 from harness.loggers.tensorboard import OF_FILES
-from harness.processes.agreement import Vote, gather
-from harness.processes.leaving import SignalHandlers
-from harness.processes.stopping import is_time_over
-from harness.upstream import callbacks_of, resume
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,11 @@ LONG_SECONDS = 2.0
 
 
 class SafePoint(pl.Callback):
-    """Write checkpoints from which a run goes on as if it had never stopped.
+    """Write checkpoints from which a run resumes as if it had never stopped.
 
-    There is one place to write them: between two optimizer steps, before anything of the next
-    one has happened. In a batch's end, a validation that is due would be lost; inside an
-    accumulation, its gradients. It precedes every callback with an effect in
-    ``on_train_batch_start``: what comes before it acts again after a resume.
+    It writes between two optimizer steps, before the next one begins. At the end of a batch, a
+    validation that is due would be lost, and inside an accumulation, its gradients. It precedes
+    every callback with an effect in ``on_train_batch_start``, which would act twice on resume.
 
     Args:
         folder: where checkpoints go.
@@ -88,7 +87,7 @@ class SafePoint(pl.Callback):
             self.io = trainer.strategy.checkpoint_io
             self.signals.before_leaving = self.io.finish
             if trainer.is_global_zero:
-                remove_parts(self.folder)
+                remove_partial_files(self.folder)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -118,7 +117,7 @@ class SafePoint(pl.Callback):
         """Bring back the values that callbacks look at."""
         self.attributes.look_before_hooks(trainer)
         if self.loaded:
-            logged.restore_of_all_ranks(trainer, self.loaded["all_ranks"])
+            logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -135,7 +134,9 @@ class SafePoint(pl.Callback):
         """
         if not self.loaded:
             return
-        logged.restore_of_all_ranks(trainer, self.loaded["all_ranks"])  # a sanity check resets them
+        logged_values.restore_shared_state(
+            trainer, self.loaded["all_ranks"]
+        )  # a sanity check resets them
         if trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
             self.logs.rewind(self.loaded["logs"])
@@ -152,8 +153,8 @@ class SafePoint(pl.Callback):
                 self.attributes.look_before_epoch(trainer)
                 resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
             elif counts := self.loaded.get("each_rank_at_end"):
-                logged.restore_of_this_rank(trainer, counts)
-            self.attributes.put_back(trainer, self.loaded["attributes"], is_last=not is_inside)
+                logged_values.restore_rank_states(trainer, counts)
+            self.attributes.restore(trainer, self.loaded["attributes"], is_last=not is_inside)
         self.stopping.combine(trainer)  # a hook at the start may have set trainer.should_stop
 
     def on_train_batch_start(
@@ -166,8 +167,8 @@ class SafePoint(pl.Callback):
             resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
                 # Again: the hooks that move a batch have been called for the first one.
-                self.attributes.put_back(trainer, self.loaded["attributes"])
-                logged.restore_of_this_rank(trainer, self.loaded["each_rank"])
+                self.attributes.restore(trainer, self.loaded["attributes"])
+                logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
         is_due, signum, stopping = 0, 0, self.stopping
         answer = self.agreement.ask(
@@ -225,7 +226,7 @@ class SafePoint(pl.Callback):
                 self._cut_logs(trainer)
             else:
                 trainer.limit_val_batches = self.limit_val_batches
-            self.attributes.put_back(trainer, self.loaded["attributes"])
+            self.attributes.restore(trainer, self.loaded["attributes"])
             self.are_weights_new |= self.loaded.get("are_weights_new", False)
             for callback in callbacks_of(trainer):
                 if isinstance(callback, callbacks.WeightAveraging):
@@ -268,7 +269,9 @@ class SafePoint(pl.Callback):
             checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
-        counts = gather(trainer, logged.of_this_rank(trainer, self.is_end), self.agreement.group)
+        counts = gather(
+            trainer, logged_values.rank_state(trainer, self.is_end), self.agreement.group
+        )
         stops = trainer.should_stop and not is_time_over(trainer)  # resumed runs may have more
         checkpoint["safe_point"] = {
             "format": FORMAT,
@@ -276,7 +279,7 @@ class SafePoint(pl.Callback):
             "are_weights_new": self.are_weights_new,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
-            "all_ranks": logged.of_all_ranks(trainer) | {"should_stop": stops},
+            "all_ranks": logged_values.shared_state(trainer) | {"should_stop": stops},
             "each_rank": None if self.is_end else counts,
             "each_rank_at_end": counts if self.is_end else None,
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from harness.checkpoints.plain import Packer
+from harness.checkpoints.packing import Packer
 from harness.checkpoints.reading import ATTRIBUTES, LEFT_OUT, read_to_resume
-from harness.files import FULL, replacing
-from harness.names import few
+from harness.display import join_first
+from harness.files import DISK_FULL, atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class DurableCheckpointIO(CheckpointIO):
         path, content = Path(path), self._plain(checkpoint)
         try:
             with ExitStack() as stack:
-                torch.save(content, stack.enter_context(replacing(path)))
+                torch.save(content, stack.enter_context(atomic_write(path)))
                 syncing = stack.pop_all()
         except Exception as error:
             if not self._is_full(path, error):
@@ -90,7 +90,7 @@ class DurableCheckpointIO(CheckpointIO):
     def _is_full(self, path: Path, error: BaseException) -> bool:
         """Report that the disk has no room, if that is the cause of an error."""
         cause: BaseException | None = error  # torch raises another one while it closes the file
-        while cause is not None and not (isinstance(cause, OSError) and cause.errno in FULL):
+        while cause is not None and not (isinstance(cause, OSError) and cause.errno in DISK_FULL):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             return False
@@ -115,10 +115,10 @@ class DurableCheckpointIO(CheckpointIO):
         lost = [] if self.is_trusted else packer.objects
         objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in lost]
         if objects:
-            content[LEFT_OUT] = few(objects)
+            content[LEFT_OUT] = join_first(objects)
         for names, sentence in ((settings, SETTINGS_LEFT_OUT), (objects, OBJECTS_LEFT_OUT)):
             if not self.reported.issuperset(names):
-                log.warning(sentence, few(names))
+                log.warning(sentence, join_first(names))
             self.reported |= {*names}
         return content
 

@@ -15,15 +15,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import record
+from harness import provenance
 from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.check import check_init
 from harness.command.compose import SET_BY, Command, key_of, refuse_trust_of_files
+from harness.display import format_override, join_first
+from harness.distributed.launcher import launcher
 from harness.errors import UserError, print_text
-from harness.names import few, flat, is_below, typed
-from harness.processes.launcher import launcher
-from harness.record import PENDING_CONFIG
+from harness.keys import flatten, is_within
+from harness.provenance import PENDING_CONFIG
 
 MAX_TIME = "trainer.max_time"
 # A command that resumes a run may have other values of these keys.
@@ -55,7 +56,7 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
         locks.enter_context(run_folder.locked(run_dir))
         if found is None:
             run_folder.save_config(frozen(command, run_dir), run_dir)
-            run_folder.save_words(command.overrides, run_dir)
+            run_folder.save_overrides(command.overrides, run_dir)
     is_finished = found is not None and not _prepare_resume(command, run_dir)
     return {"run_dir": str(run_dir), "is_finished": is_finished}
 
@@ -127,7 +128,7 @@ def find(command: Command) -> Path | None:
     if not started_by.may_be_restart or "resume=null" in command.overrides:
         return None
     overrides = _without_resume(command.overrides)
-    runs = [run for run in runs if _without_resume(run_folder.load_words(run)) == overrides]
+    runs = [run for run in runs if _without_resume(run_folder.load_overrides(run)) == overrides]
     if (job := started_by.job) is not None:
         runs = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(\.\d+)?", run.name)]
     if runs:
@@ -148,20 +149,27 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
     saved = run_folder.load_config(run_dir)
     composed = run_folder.freeze(command.cfg, run_dir)
     may_change, may_grow = command.rules["may_change"], command.rules["may_grow"]
-    new, old = flat(composed), flat(saved)  # keys may contain dots, such as names of submodules
+    new, old = (
+        flatten(composed),
+        flatten(saved),
+    )  # keys may contain dots, such as names of submodules
     refused = []
-    for key in _overridden_keys(command.overrides, run_folder.load_words(run_dir), {*new, *old}):
+    for key in _overridden_keys(
+        command.overrides, run_folder.load_overrides(run_dir), {*new, *old}
+    ):
         new_value = new[key] if key in new else OmegaConf.select(composed, key)
         old_value = old[key] if key in old else OmegaConf.select(saved, key)
-        if new_value == old_value or is_below(key, NOT_COMPARED):
+        if new_value == old_value or is_within(key, NOT_COMPARED):
             continue
-        if is_below(key, may_change) or (key in may_grow and is_more(new_value, old_value)):
+        if is_within(key, may_change) or (key in may_grow and is_more(new_value, old_value)):
             _copy_value(composed, saved, key)
         else:
-            refused.append(f"{key}={typed(new_value)} (it has {typed(old_value)})")
+            refused.append(
+                f"{key}={format_override(new_value)} (it has {format_override(old_value)})"
+            )
     if refused:
         raise UserError(
-            f"The run in {run_dir} cannot be resumed with {few(refused)}.\n"
+            f"The run in {run_dir} cannot be resumed with {join_first(refused)}.\n"
             "Leave that out to resume it, or use resume=null to start another."
         )
     # The number of machines and processes is that of this command, overridden or not.
@@ -184,7 +192,7 @@ def _overridden_keys(overrides: list[str], first: list[str], keys: set[str]) -> 
             parents += SET_BY.get(name, (name.replace("/", "."),))
     # A strategy is replaced as a whole, because another strategy has other settings.
     whole = "trainer.strategy"
-    found = [whole if is_below(key, [whole]) else key for key in keys if is_below(key, parents)]
+    found = [whole if is_within(key, [whole]) else key for key in keys if is_within(key, parents)]
     return sorted({*found})
 
 
@@ -241,7 +249,7 @@ def finished(run_dir: Path) -> str:
     metrics = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if k.startswith("test/"))
     metrics += " (of the last weights)" if "tested_last_weights" in results else ""
     text = f"The run in {run_dir} has finished{': ' if metrics else ''}{metrics}.\n"
-    if early := record.read(run_dir).get("stopped_early"):
+    if early := provenance.read(run_dir).get("stopped_early"):
         more = f"Add {MAX_TIME}=<more> to train on, or use" if MAX_TIME in early else "Use"
         return f"{text}It was stopped early, {early}. {more} resume=null to start another."
     return f"{text}Add trainer.max_epochs=<more> to train on, or use resume=null to start another."

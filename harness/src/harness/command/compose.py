@@ -14,15 +14,15 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from harness import allowed
+from harness import targets
 from harness.command import config_files, run_folder
 from harness.command.config_files import hydra_compose
-from harness.command.explain import OLD_WORDS, explained
+from harness.command.hydra_errors import OLD_KEYS, explaining_errors
+from harness.compat.interpolations import bounded
+from harness.distributed.launcher import launcher
 from harness.errors import UserError
 from harness.files import best_checkpoint
-from harness.names import is_below
-from harness.processes.launcher import launcher
-from harness.upstream.interpolations import bounded
+from harness.keys import is_within
 
 TRACKERS = {"wandb", "mlflow"}  # choices of logger= that are added to the default logger
 # The groups of evaluate.py and predict.py. All other settings are those of the checkpoint's run.
@@ -76,12 +76,12 @@ def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path =
 def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
     if not (conf / "train.yaml").is_file():
         raise UserError(f"conf={conf}: there is no train.yaml. Give the folder of the configs.")
-    allowed.load_rules(conf)
-    overrides = as_hydra_reads(task, overrides, conf)
-    saved = words_of_resumed_run(overrides, conf) if task == "train" else []
+    targets.load_rules(conf)
+    overrides = parse_overrides(task, overrides, conf)
+    saved = overrides_of_resumed_run(overrides, conf) if task == "train" else []
     folders = config_files.folders(conf, [*saved, *overrides])
     config_files.check_sizes(folders)
-    with explained(task, [*saved, *overrides], conf):
+    with explaining_errors(task, [*saved, *overrides], conf):
         cfg = hydra_compose(task, [*saved, *overrides], conf, with_hydra=True)
     choices = cfg.hydra.runtime.choices
     config_files.refuse_clash(folders, choices, "trainer", "strategy")
@@ -122,7 +122,7 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def unused(setting: str) -> str:
+def unused_setting(setting: str) -> str:
     """Return the message for a setting of Hydra's own runs."""
     return (
         f"{setting} has no effect: it belongs to runs that Hydra starts. Use output_dir= and name= "
@@ -130,7 +130,7 @@ def unused(setting: str) -> str:
     )
 
 
-def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
+def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
     """Return a command's arguments as overrides for Hydra, with short forms written in full.
 
     Raises:
@@ -147,8 +147,8 @@ def as_hydra_reads(task: str, typed: Sequence[str], conf: Path) -> list[str]:
         key, equals, value = override.partition("=")
         name = key.lstrip("+~")
         if name.startswith(("hydra.", "hydra/")) and name != "hydra.searchpath":
-            raise UserError(unused(override))
-        for pattern, today in OLD_WORDS.items():
+            raise UserError(unused_setting(override))
+        for pattern, today in OLD_KEYS.items():
             if re.fullmatch(pattern, override.lstrip("+")):
                 raise UserError(f"{override} is a setting of Lightning 1. Use {today}.")
         if task != "train" and name in groups and name not in EVALUATION_GROUPS:
@@ -182,7 +182,7 @@ def in_quotes(value: str) -> str:
     return "'{}'".format(value.replace("'", "\\'"))
 
 
-def words_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
+def overrides_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the first overrides of the run of ``resume=<run>``, without those replaced now.
 
     The numbers of machines and of a launcher's processes are always those of the present command.
@@ -190,7 +190,7 @@ def words_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
     named = [o.partition("=")[2].strip("'\"") for o in overrides if key_of(o) == "resume"]
     if not named or not run_folder.is_run(Path(named[-1])):
         return []
-    saved, groups = run_folder.load_words(Path(named[-1])), config_files.groups(conf)
+    saved, groups = run_folder.load_overrides(Path(named[-1])), config_files.groups(conf)
     replaced = ["resume", "trainer.num_nodes", *config_files.rules(conf)["needs_trust"]]
     replaced += ["trainer.devices"] if launcher().name != "python" else []
     for override in overrides:
@@ -203,7 +203,7 @@ def words_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
     return [
         override
         for override in saved
-        if override not in overrides and not is_below(key_of(override).replace("/", "."), replaced)
+        if override not in overrides and not is_within(key_of(override).replace("/", "."), replaced)
     ]
 
 

@@ -17,15 +17,16 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from harness.allowed import RULES, read_rules
+from harness.devices import num_gpus
+from harness.display import display_path, format_override
+from harness.distributed.launcher import launcher
 from harness.errors import UserError
 from harness.files import LIBRARY, MAX_YAML, read_bytes
-from harness.machine import num_gpus
-from harness.names import did_you_mean, shown, typed
-from harness.processes.launcher import launcher
+from harness.suggestions import suggest
+from harness.targets import RULES, read_rules
 from harness.untrusted import check_yaml
 
-OWN = LIBRARY / "conf"
+LIBRARY_CONF = LIBRARY / "conf"
 DEFAULT_RULES = LIBRARY / "command" / "default_rules.yaml"
 
 
@@ -34,7 +35,7 @@ class HarnessConfigFiles(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folder; Hydra calls this method of each plugin."""
-        search_path.append("harness", f"file://{OWN}")
+        search_path.append("harness", f"file://{LIBRARY_CONF}")
 
 
 Plugins.instance().register(HarnessConfigFiles)
@@ -72,7 +73,7 @@ def check_sizes(folders: Sequence[Path]) -> None:
         except OSError:
             continue  # if the command needs this file, Hydra raises an error
         except ValueError as error:
-            raise UserError(f"{shown(path)} is no config file: {error}.") from error
+            raise UserError(f"{display_path(path)} is no config file: {error}.") from error
 
 
 def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) -> None:
@@ -88,16 +89,16 @@ def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) 
         for key, value in node:
             if key in wins and wins[key] != value:
                 raise UserError(
-                    f"{shown(path)} sets {key}: {typed(value)}, but {later}={choices[later]} "
-                    f"replaces it by {typed(wins[key])}.\nRemove strategy, devices and accelerator "
-                    "from that file, and choose them by strategy=ddp trainer.devices=2, in the "
-                    "command or in an experiment."
+                    f"{display_path(path)} sets {key}: {format_override(value)}, but "
+                    f"{later}={choices[later]} replaces it by {format_override(wins[key])}.\n"
+                    "Remove strategy, devices and accelerator from that file, and choose them by "
+                    "strategy=ddp trainer.devices=2, in the command or in an experiment."
                 )
 
 
 def _chosen(folders: Sequence[Path], group: str, name: Any) -> list[tuple[Path, Any]]:
     """Return a group's chosen YAML file and the files in its defaults, with their items."""
-    paths = [Path(folder, group, f"{name}.yaml") for folder in (*folders, OWN)]
+    paths = [Path(folder, group, f"{name}.yaml") for folder in (*folders, LIBRARY_CONF)]
     path = next((path for path in paths if path.is_file()), None)
     node = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else None
     if path is None or not isinstance(node, dict):
@@ -115,7 +116,7 @@ def groups(conf: Path) -> set[str]:
     """Return the config groups, such as ``model`` and ``model/scheduler``."""
     return {
         path.relative_to(folder).as_posix()
-        for folder in (conf, OWN)
+        for folder in (conf, LIBRARY_CONF)
         for path in folder.rglob("*")
         if path.is_dir()
     }
@@ -123,7 +124,9 @@ def groups(conf: Path) -> set[str]:
 
 def choices(conf: Path, group: str) -> list[str]:
     """Return the names of a group's files."""
-    return sorted({path.stem for folder in (conf, OWN) for path in folder.glob(f"{group}/*.yaml")})
+    return sorted(
+        {path.stem for folder in (conf, LIBRARY_CONF) for path in folder.glob(f"{group}/*.yaml")}
+    )
 
 
 def rules(conf: Path) -> dict[str, Any]:
@@ -133,12 +136,12 @@ def rules(conf: Path) -> dict[str, Any]:
         UserError: if a rule is unknown, or has another type than the library's.
     """
     merged: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
-    path = shown(conf / RULES)
+    path = display_path(conf / RULES)
     for name, rule in read_rules(conf).items():
         if name == "allowed":
-            continue  # ``allowed.load_rules`` reads it
+            continue  # ``targets.load_rules`` reads it
         if name not in merged:
-            hint = did_you_mean(str(name), list(merged))
+            hint = suggest(str(name), list(merged))
             raise UserError(f"{path}: there is no rule {name}.{hint}")
         default = merged[name]
         if type(rule) is not type(default):

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from harness import allowed
+from harness import targets
 from harness.command import run_folder
 from harness.command.compose import compose_command
-from harness.command.main import start
+from harness.command.main import start_command
+from harness.distributed import shutdown
 from harness.errors import UserError
 from harness.files import best_checkpoint
-from harness.processes import leaving
 from harness.runs.reading import read_table
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ class Run:
         Raises:
             UserError: if the run has no checkpoint, or its config has a name that is not allowed.
         """
-        if not (self.conf / allowed.RULES).is_file():
+        if not (self.conf / targets.RULES).is_file():
             raise UserError(
-                f"There is no {self.conf / allowed.RULES}, which lists the names that a run's "
+                f"There is no {self.conf / targets.RULES}, which lists the names that a run's "
                 "config may use.\nUse load_run(<folder>, conf=<the folder of the config files>)."
             )
-        allowed.load_rules(self.conf)
-        from harness.run.train import load_model
+        targets.load_rules(self.conf)
+        from harness.training.train import load_model
 
         return load_model(self.config, self.checkpoint)
 
@@ -120,7 +120,7 @@ def predict(checkpoint: str | Path, *overrides: str, conf: str | Path = "conf") 
 def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
     with _surviving():
         command = compose_command(task, overrides, conf)
-        return Run(start(command), command.conf)
+        return Run(start_command(command), command.conf)
 
 
 @contextmanager
@@ -128,8 +128,8 @@ def _surviving() -> Iterator[None]:
     """Keep the caller's process alive in the block, and restore its signal handlers afterwards."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
-        before = {number: signal.getsignal(number) for number in leaving.EXIT_SIGNALS}
-    leaving.is_notebook = True
+        before = {number: signal.getsignal(number) for number in shutdown.EXIT_SIGNALS}
+    shutdown.is_notebook = True
     try:
         yield
     except SystemExit as error:  # raised by Lightning, or on all ranks after saving
@@ -141,6 +141,6 @@ def _surviving() -> Iterator[None]:
             raise
         raise UserError(str(error)) from None  # without the traceback through Hydra
     finally:
-        leaving.is_notebook = False
+        shutdown.is_notebook = False
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,8 +2,8 @@
 
 In: the arguments of ``train.py``. Out: a run's folder and the exit status. The path of a run:
 ``compose`` and ``check`` the config, ``Rendezvous`` of all processes, ``choose_run``, and
-``run.train``, which imports torch. A rank that rank 0 has started begins at ``compute``. Nothing
-before imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
+``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``.
+Nothing before imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
 """
 
 import gc
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import allowed, record
+from harness import provenance, targets
 from harness.command import choose_run, run_folder
 from harness.command.check import check
 from harness.command.compose import (
@@ -29,7 +29,15 @@ from harness.command.compose import (
     compose_command,
 )
 from harness.command.config_files import choices, groups
-from harness.command.explain import explained, nearest
+from harness.command.hydra_errors import explaining_errors, suggest_key
+from harness.compat import quick_start
+from harness.compat.interpolations import bounded
+from harness.devices import choose_emptiest, gib
+from harness.display import display_path
+from harness.distributed import parent_process, shutdown, start_ranks
+from harness.distributed.launcher import global_rank, is_child_rank, launcher_of
+from harness.distributed.rendezvous import Rendezvous
+from harness.distributed.shutdown import exit_now
 from harness.errors import (
     AgreedExit,
     TrainingError,
@@ -38,16 +46,9 @@ from harness.errors import (
     print_text,
     printable,
 )
-from harness.files import FULL, LIBRARY
-from harness.machine import choose_emptiest, gib
-from harness.names import flat, is_below, shown
-from harness.processes import leaving, parent, ranks
-from harness.processes.launcher import global_rank, is_child_rank, launcher_of
-from harness.processes.leaving import exit_now
-from harness.processes.meeting import Rendezvous
-from harness.strategies import launchable
-from harness.upstream import quick_start
-from harness.upstream.interpolations import bounded
+from harness.files import DISK_FULL, LIBRARY
+from harness.keys import flatten, is_within
+from harness.strategies import launch_checks
 
 MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 FIRST = ["experiment", "model", "data", "trainer", "strategy"]  # the first groups in --help
@@ -64,45 +65,45 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
     if arguments is None:
         arguments = sys.argv[1:]
         outlive_readers()
-    parent.follow_parent()  # again, for a process that was forked after the imports
-    leaving.exit_on_signals()
-    job = parent.folder_of_job()
+    parent_process.follow_parent()  # again, for a process that was forked after the imports
+    shutdown.exit_on_signals()
+    job = parent_process.folder_of_job()
     try:
-        allowed.load_rules(conf)
-        enter(task, Path(conf).resolve(), list(arguments), job)
+        targets.load_rules(conf)
+        dispatch(task, Path(conf).resolve(), list(arguments), job)
     except AgreedExit as agreed:
-        leaving.let_rank_0_exit_first()
+        shutdown.let_rank_0_exit_first()
         exit_now(agreed.code)  # all files are written; a normal exit may take seconds
     except TrainingError:  # the code that raised it has logged it
-        leaving.before_telling(is_mistake=True)
+        shutdown.wait_for_first_failure(is_mistake=True)
         exit_now(1)
     except UserError as error:
-        leaving.before_telling(is_mistake=True)
+        shutdown.wait_for_first_failure(is_mistake=True)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         if job is not None and global_rank() == 0:
-            record.note(job, status="failed", reason=str(error).partition("\n")[0])
+            provenance.note(job, status="failed", reason=str(error).partition("\n")[0])
         exit_with(str(error))
     except Exception as error:
-        leaving.before_telling(is_mistake=False)
-        tell_of_user(error)
-        if leaving.is_srun_task():
+        shutdown.wait_for_first_failure(is_mistake=False)
+        print_user_error(error)
+        if shutdown.is_srun_task():
             traceback.print_exc()
             exit_now(1)
         raise
 
 
-def enter(task: str, conf: Path, arguments: list[str], job: Path | None) -> None:
+def dispatch(task: str, conf: Path, arguments: list[str], job: Path | None) -> None:
     """Run this process as a rank of a run, a job of a sweep, a sweep, a flag or a new command.
 
     ``job`` is the folder of a sweep's job; without arguments, that folder has the config.
     """
-    if run_dir := parent.folder_of_run():
-        compute(task, run_folder.load_current_config(run_dir))
-        leaving.set_parent_signal(0)  # the run is complete, and rank 0 may end first
+    if run_dir := parent_process.folder_of_run():
+        run_task(task, run_folder.load_current_config(run_dir))
+        shutdown.set_parent_signal(0)  # the run is complete, and rank 0 may end first
     elif job is not None and not arguments:
         with run_folder.locked(job):
-            compute_in(job, task, run_folder.load_config(job))
+            run_in_folder(job, task, run_folder.load_config(job))
     elif job is None and MULTIRUN & {*arguments}:
         from harness.command import sweep  # imports modules that a run does not need
 
@@ -112,16 +113,16 @@ def enter(task: str, conf: Path, arguments: list[str], job: Path | None) -> None
     else:
         command = compose_command(task, arguments, conf)
         command.sweep_dir = None if job is None else str(job)
-        start(command)
+        start_command(command)
 
 
-def start(command: Command) -> Path:
+def start_command(command: Command) -> Path:
     """Check a command, choose its run's folder, compute the run there, and return the folder.
 
     If that raises a ``UserError``, a new folder is removed, and a run to resume is unchanged.
     """
     check(command)
-    if leaving.is_notebook and launchable.num_extra_processes(command.cfg.trainer):
+    if shutdown.is_notebook and launch_checks.num_extra_processes(command.cfg.trainer):
         raise UserError(
             "From Python, a run uses only this process, but this strategy starts more of them.\n"
             f"Use strategy=dp, or type python {command.task}.py {' '.join(command.overrides)}"
@@ -135,7 +136,7 @@ def start(command: Command) -> Path:
         try:
             rendezvous.check_shared(run_dir)
             if not choice["is_finished"]:
-                compute_in(run_dir, command.task, choose_run.frozen(command, run_dir))
+                run_in_folder(run_dir, command.task, choose_run.frozen(command, run_dir))
         except UserError:
             if global_rank() == 0:
                 run_folder.remove_unused(run_dir, is_own=command.sweep_dir is None)
@@ -143,39 +144,39 @@ def start(command: Command) -> Path:
     return run_dir
 
 
-def compute_in(run_dir: Path, task: str, frozen: DictConfig) -> None:
+def run_in_folder(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run in its locked folder, record how it ends, and pass the folder to its ranks."""
     is_rank_0 = global_rank() == 0
     if is_rank_0:  # before the imports, which take seconds
-        print_text(f"{task}: {shown(run_dir)}")
-    recording = record.recording(run_dir) if is_rank_0 else nullcontext()
-    with recording, parent.environment_of_ranks(run_dir):
-        if is_rank_0 and not (run_dir / record.PENDING_CONFIG).exists():
-            record.begin(run_dir)  # a resumed run calls this when its training starts
-        compute(task, frozen)
+        print_text(f"{task}: {display_path(run_dir)}")
+    recording = provenance.recording(run_dir) if is_rank_0 else nullcontext()
+    with recording, parent_process.environment_of_ranks(run_dir):
+        if is_rank_0 and not (run_dir / provenance.PENDING_CONFIG).exists():
+            provenance.begin(run_dir)  # a resumed run calls this when its training starts
+        run_task(task, frozen)
     if is_rank_0:  # left by a dry run, which must not change the run
-        (run_dir / record.PENDING_CONFIG).unlink(missing_ok=True)
+        (run_dir / provenance.PENDING_CONFIG).unlink(missing_ok=True)
 
 
-def compute(task: str, frozen: DictConfig) -> None:
+def run_task(task: str, frozen: DictConfig) -> None:
     """Train, evaluate or predict with a frozen config, as any rank of the run."""
     cfg = run_folder.resolved(frozen)
     if not is_child_rank():  # a child rank uses the choice of rank 0
         choose_gpus(cfg)
-        ranks.start(task, launchable.num_extra_processes(cfg.trainer))
+        start_ranks.start_ranks(task, launch_checks.num_extra_processes(cfg.trainer))
     gc.disable()  # garbage collection would add a second to the imports
     try:
         quick_start.import_torchmetrics()
-        from harness.run import train  # imports torch and Lightning, which takes seconds
+        from harness.training import train  # imports torch and Lightning, which takes seconds
     finally:
         gc.enable()  # a notebook continues after a failed import
-    ranks.wait()
+    start_ranks.wait()
     try:
         getattr(train, task)(cfg)
     except SystemExit as error:
         if error.code or isinstance(error, AgreedExit):
             raise
-        from harness.run.mistakes import read_error
+        from harness.training.user_errors import read_error
 
         line = read_error(error).user_line
         raise UserError(
@@ -198,14 +199,14 @@ def choose_gpus(cfg: Any) -> None:
 def fingerprint(command: Command) -> dict[str, Any]:
     """Return the settings, versions (strings) and code checksum that all processes must share.
 
-    ``processes.meeting`` compares them, and raises an error with the first difference.
+    ``distributed.rendezvous`` compares them, and raises an error with the first difference.
     """
     cfg: Any = OmegaConf.to_container(command.cfg, resolve=True)
     may_differ = (*DIFFERS_BY_RANK, *command.rules["may_differ"])
-    settings = {k: str(value) for k, value in flat(cfg).items() if not is_below(k, may_differ)}
-    named = {name.replace("_", "-").lower() for name in allowed.packages_named(command.cfg)}
-    compared = {*record.MAIN_PACKAGES, *named}
-    versions = {name: text for name, text in record.packages().items() if name in compared}
+    settings = {k: str(value) for k, value in flatten(cfg).items() if not is_within(k, may_differ)}
+    named = {name.replace("_", "-").lower() for name in targets.packages_named(command.cfg)}
+    compared = {*provenance.MAIN_PACKAGES, *named}
+    versions = {name: text for name, text in provenance.packages().items() if name in compared}
     checksum = 0
     for root in (command.conf.parent / "src", Path(sys.argv[0]), LIBRARY):
         for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
@@ -222,11 +223,13 @@ def show(task: str, conf: Path, arguments: list[str]) -> None:
     elif flags <= {"--cfg", "-c", "--resolve"} and flags != {"--resolve"}:
         overrides = [o for o in arguments if o != "job" and not o.startswith("-")]
         cfg = compose(task, overrides, conf)
-        with bounded(), explained(task, overrides, conf):
+        with bounded(), explaining_errors(task, overrides, conf):
             print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
-        hint = nearest(flag.lstrip("-"), compose(task, [], conf), conf).replace("?", "=<value>?")
+        hint = suggest_key(flag.lstrip("-"), compose(task, [], conf), conf).replace(
+            "?", "=<value>?"
+        )
         raise UserError(
             f"{flag} is no flag of {task}.py. Its flags are --help, --cfg job and -m; settings are "
             f"key=value.{hint}"
@@ -246,19 +249,21 @@ def help_text(task: str, conf: Path) -> str:
     return "\n".join(lines)
 
 
-def tell_of_user(error: Exception) -> None:
+def print_user_error(error: Exception) -> None:
     """Exit with a short message if the user's code caused the error, or the disk is full.
 
     Otherwise return, so that the error keeps its traceback.
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
-    from harness.run import mistakes  # imports torch, which most errors here have done already
+    from harness.training import (
+        user_errors,  # imports torch, which most errors here have done already
+    )
 
-    if message := mistakes.of_user(error):
+    if message := user_errors.describe_user_error(error):
         # A failed device, or workers that did not start, would print more errors at exit.
         exit_with(message, is_immediate="CUDA error" in message or "/dev/shm" in message)
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         exit_with(
             f"{error.filename or 'A file'} was not written: {error.strerror}.\n"
             "Free space on its disk, and use resume=auto to resume the run."
@@ -270,7 +275,7 @@ def exit_with(message: str, is_immediate: bool = False) -> NoReturn:
     if (rank := global_rank()) and not message.startswith("Rank "):
         message = f"Rank {rank}: {message}"
     message = printable(message, keep="\n")
-    if is_immediate or leaving.is_srun_task():
+    if is_immediate or shutdown.is_srun_task():
         print(message, file=sys.stderr)
         exit_now(1)
     sys.exit(message)

@@ -23,11 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from harness.display import display_path
+from harness.distributed.launcher import global_rank, launcher
 from harness.errors import UserError
 from harness.files import MAX_YAML, read_bytes, read_yaml, refuse_links, write_yaml
-from harness.names import shown
-from harness.processes.launcher import global_rank, launcher
-from harness.record import PENDING_CONFIG
+from harness.provenance import PENDING_CONFIG
 from harness.untrusted import check_yaml, parse_yaml, read_json
 
 STARTED = "# started "  # begins a line of overrides.yaml
@@ -103,14 +103,14 @@ def check_frozen(node: Any) -> None:
         check_frozen(child)
 
 
-def save_words(overrides: list[str], run_dir: Path) -> None:
+def save_overrides(overrides: list[str], run_dir: Path) -> None:
     """Write ``overrides.yaml``: the time of a run's start, and the overrides of its command."""
     started = f"{STARTED}{datetime.now(UTC).isoformat()}\n"
     text = OmegaConf.to_yaml(OmegaConf.create(overrides))
     write_yaml(run_dir / "overrides.yaml", started + text)
 
 
-def load_words(run_dir: Path) -> list[str]:
+def load_overrides(run_dir: Path) -> list[str]:
     """Return the overrides that started a run, as typed; ``[]`` without a readable file."""
     try:
         overrides = parse_yaml(read_yaml(run_dir / "overrides.yaml").encode())
@@ -130,7 +130,7 @@ def results(run_dir: Path) -> dict[str, float]:
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{run_dir / 'results.json'} is damaged: {error}.\n"
-            f"Remove it, and python train.py resume={shown(run_dir)} tests again."
+            f"Remove it, and python train.py resume={display_path(run_dir)} tests again."
         ) from error
     return {name: math.nan if value is None else value for name, value in values.items()}
 

@@ -22,17 +22,17 @@ from omegaconf import OmegaConf
 
 from harness.command import run_folder
 from harness.command.check import check
-from harness.command.compose import Command, as_hydra_reads, compose_command, key_of
-from harness.command.explain import explained
+from harness.command.compose import Command, compose_command, key_of, parse_overrides
+from harness.command.hydra_errors import explaining_errors
+from harness.devices import VISIBLE, num_gpus, usable_cores
+from harness.display import display_path
 from harness.errors import UserError, print_text
-from harness.machine import VISIBLE, num_gpus, usable_cores
-from harness.names import shown
 from harness.runs.reading import as_frame
 from harness.runs.table import REPEATS, overview, show
-from harness.sweeps import Job, Queue, Slot, Study, drive
+from harness.sweeps import Job, Queue, Slot, Study, run_jobs
 
 # Keys that may differ when a sweep is resumed.
-MAY_CHANGE = ("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials")
+CHANGEABLE_ON_RESUME = ("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials")
 PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # in the URL of a database
 
 
@@ -48,7 +48,7 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     typed_program = f"python {shlex.join(program)} -m"
     if task != "train":
         raise UserError(f"-m is for train.py. Call {task}.py once for each checkpoint.")
-    arguments = as_hydra_reads(task, typed, conf)
+    arguments = parse_overrides(task, typed, conf)
     resume = [argument.partition("=")[2] for argument in arguments if key_of(argument) == "resume"][
         -1:
     ]
@@ -58,12 +58,12 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         raise UserError(f"-m has nothing to try. Add values: {typed_program} seed=1,2,3")
     if resume not in ([], ["auto"], ["null"]):
         raise UserError(f"resume={resume[0]}: resume a sweep by its overrides. Use {again}")
-    with explained("train", arguments, conf):
+    with explaining_errors("train", arguments, conf):
         overrides = OverridesParser.create().parse_overrides(arguments)
     command = compose_command("train", [*map(_first_value, overrides)], conf)
     if space := _params_overrides(command, arguments):
         arguments = [*space, *arguments]
-        with explained("train", arguments, conf):
+        with explaining_errors("train", arguments, conf):
             overrides = OverridesParser.create().parse_overrides(arguments)
         command = compose_command("train", [*map(_first_value, overrides)], conf)
     _check_each(command, overrides)
@@ -73,19 +73,19 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     folder = _find_sweep(parent, arguments) if resume == ["auto"] else None
     if folder is None:
         folder = run_folder.make(parent)
-        run_folder.save_words(arguments, folder)
+        run_folder.save_overrides(arguments, folder)
     with run_folder.locked(folder):
         queue, (slots, reason) = open_queue(folder), _choose_slots(command)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
-        text = f"{queue.num_jobs} jobs in {shown(folder)}, {max(left, 0)} to run"
+        text = f"{queue.num_jobs} jobs in {display_path(folder)}, {max(left, 0)} to run"
         print_text(f"{text}, {len(slots)} at a time{reason}")
-        signum = drive(queue, [sys.executable, *program], slots)
+        signum = run_jobs(queue, [sys.executable, *program], slots)
     if runs := [job.run for job in queue.jobs if job.folder.exists()]:
         show(overview(as_frame(runs)).to_dicts())
     counts = Counter(run["status"] for run in runs)
     counts += Counter(waiting=len(queue.jobs) - len(runs))  # + removes counts of 0
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    print_text(f"sweep folder: {shown(folder)}: {text}")
+    print_text(f"sweep folder: {display_path(folder)}: {text}")
     if signum or counts.keys() != {"finished"}:
         print_text(f"Resume with: {again}")
         sys.exit(128 + signum if signum else 1)
@@ -177,10 +177,10 @@ def _find_sweep(parent: Path, arguments: Sequence[str]) -> Path | None:
     """Return the newest sweep with these overrides, ignoring those that may change."""
 
     def fixed(overrides: Sequence[str]) -> list[str]:
-        return [override for override in overrides if key_of(override) not in MAY_CHANGE]
+        return [override for override in overrides if key_of(override) not in CHANGEABLE_ON_RESUME]
 
     for folder in reversed(run_folder.runs_in(parent)):
-        if fixed(run_folder.load_words(folder)) == fixed(arguments):
+        if fixed(run_folder.load_overrides(folder)) == fixed(arguments):
             return folder
     print_text(f"There is no sweep with these overrides in {parent} to resume: a new one starts.")
     return None

@@ -1,7 +1,7 @@
 """Find and open a checkpoint: torch.save's zip, safetensors, or a folder of safetensors shards.
 
 In: a path. Out: a ``Checkpoint``. Its ``root`` is the saved object as plain data, in which each
-tensor is a ``Tensor``: a place in the file. Next: choose.py finds the weights in it.
+tensor is a ``StoredTensor``: a place in the file. Next: choose.py finds the weights in it.
 """
 
 import json
@@ -16,7 +16,16 @@ from typing import Any, BinaryIO
 from harness.errors import UserError
 from harness.files import best_checkpoint
 
-from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor, check, parsing, row_major
+from .tensors import (
+    DTYPES,
+    Budget,
+    ByteRange,
+    CheckpointError,
+    StoredTensor,
+    check,
+    parsing,
+    row_major,
+)
 from .unpickle import Inert, InertUnpickler
 
 _END = 22  # bytes of a zip's last record, which torch writes without a comment
@@ -34,7 +43,7 @@ def shards_in(folder: Path) -> list[Path]:
     return paths if paths and paths[0].stem.endswith(f"-of-{len(paths):05}") else []
 
 
-def whole(source: str | Path) -> Path:
+def find_shards(source: str | Path) -> Path:
     """Return the path to open: a file, a folder of shards, or a run folder's best checkpoint.
 
     Raises:
@@ -97,7 +106,7 @@ class Checkpoint(ExitStack):
             inner: list[Any] = []
             for node in level:
                 children: Any = node if isinstance(node, list | tuple) else ()
-                if isinstance(node, Tensor):
+                if isinstance(node, StoredTensor):
                     num_repeated += max(0, node.num_bytes - node.record.num_bytes)
                 elif isinstance(node, Inert):
                     children = (node.state,)
@@ -165,9 +174,9 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
         raise CheckpointError("truncated, or damaged: its entries are larger than the file")
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
     has_crcs = any(info.CRC for info in entries)
-    records: dict[str, Record] = {}
+    records: dict[str, ByteRange] = {}
 
-    def record(name: str) -> Record:
+    def record(name: str) -> ByteRange:
         if name in records:
             return records[name]
         info = infos[name]
@@ -176,9 +185,9 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
         if not header.startswith(b"PK\3\4") or start + info.file_size > size:
             raise CheckpointError(f"damaged: {name} is not where the zip's directory puts it")
         crc = info.CRC if has_crcs else None
-        return records.setdefault(name, Record(file.fileno(), start, info.file_size, crc))
+        return records.setdefault(name, ByteRange(file.fileno(), start, info.file_size, crc))
 
-    def record_of(key: str, num_bytes: int) -> Record:
+    def record_of(key: str, num_bytes: int) -> ByteRange:
         found = record(f"data/{key}")
         if found.num_bytes != num_bytes:
             raise CheckpointError(f"damaged: data/{key} does not have its tensor's length")
@@ -192,22 +201,22 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
     return InertUnpickler(file, record_of, budget).load()
 
 
-def _read_safetensors(fd: int, size: int, budget: Budget) -> dict[str, Tensor]:
+def _read_safetensors(fd: int, size: int, budget: Budget) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file. Its JSON header has types, shapes, byte ranges."""
     num_header = int.from_bytes(os.pread(fd, 8, 0), "little")
     text = os.pread(fd, num_header, 8)
     budget.spend(Budget.CONTAINER * (text.count(b"{") + text.count(b"[")))
     header = json.loads(text)
     header.pop("__metadata__", None)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     base = end = 8 + num_header
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
         shape = tuple(entry["shape"][:65])  # Tensor refuses more than 64 axes
         if entry["dtype"] not in _SAFETENSORS:
             raise CheckpointError(f"{name}: element type {entry['dtype']} is not supported")
-        record = Record(fd, base + start, stop - start)
-        tensor = Tensor(_SAFETENSORS[entry["dtype"]], shape, row_major(shape), 0, record)
+        record = ByteRange(fd, base + start, stop - start)
+        tensor = StoredTensor(_SAFETENSORS[entry["dtype"]], shape, row_major(shape), 0, record)
         if base + start != end or tensor.num_bytes != stop - start:
             raise CheckpointError(f"damaged: the bytes of {name} leave a gap or overlap others")
         tensors[name], end = tensor, base + stop

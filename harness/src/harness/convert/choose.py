@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from .tensors import Budget, CheckpointError, Tensor, parsing
+from .tensors import Budget, CheckpointError, StoredTensor, parsing
 from .unpickle import Inert
 
 ENTRIES = ("state_dict", "model_state_dict", "model")
@@ -26,7 +26,7 @@ NETWORKS = ("net", "model")  # usual names of a LightningModule's network
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 _AVERAGE = re.compile(r"(?i)(?<![a-z])(ema|swa|averaged?)(?![a-z])")
 _MAX_SHOWN = 20  # entries, in a message
-Path = tuple[str, ...]  # the parts of a name between dots
+NameParts = tuple[str, ...]  # the parts of a name between dots
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Selection:
 
     key: str  # the entry that holds them, as reports print it
     notes: list[str]  # each decision by names alone, with the option that reverses it
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # new name -> name in the file
     left_out: list[str] = field(default_factory=list)  # other contents of the file
 
@@ -81,7 +81,7 @@ def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budge
     """Add a value to the tensors under its new name, or to ``left_out``."""
     if new is None:
         chosen.left_out.append(old.partition(".")[0] + (".*" if "." in old else ""))
-    elif isinstance(value, Tensor):
+    elif isinstance(value, StoredTensor):
         chosen.tensors[new], chosen.sources[new] = value, old
     elif _is_tensor(value):
         raise CheckpointError(
@@ -137,7 +137,9 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 def _is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor; an ``Inert`` may stand for a sparse or quantized one."""
     calls = ("torch._utils._rebuild", "torch.nn.parameter.", "torch._tensor._rebuild")
-    return isinstance(value, Tensor) or (isinstance(value, Inert) and value.name.startswith(calls))
+    return isinstance(value, StoredTensor) or (
+        isinstance(value, Inert) and value.name.startswith(calls)
+    )
 
 
 def _is_module(value: Any) -> bool:
@@ -217,7 +219,7 @@ def rename(
         CheckpointError: no name has the prefix, or two names would become one.
     """
     notes: list[str] = []
-    paths: dict[str, Path] = {}
+    paths: dict[str, NameParts] = {}
     for name in names:
         *modules, leaf = name.split(".")
         paths[name] = (*(part for part in modules if part not in WRAPPERS), leaf)
@@ -242,9 +244,9 @@ def rename(
     return {name: new for new, name in old_names.items()}, notes
 
 
-def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
+def _without_module(paths: dict[str, NameParts]) -> tuple[dict[str, NameParts], bool]:
     """Remove each `module` that is a wrapper. Also return whether only its name shows that."""
-    children: defaultdict[Path, set[str]] = defaultdict(set)
+    children: defaultdict[NameParts, set[str]] = defaultdict(set)
     for path in paths.values():
         for depth, part in enumerate(path):
             children[path[:depth]].add(part)
@@ -261,9 +263,9 @@ def _without_module(paths: dict[str, Path]) -> tuple[dict[str, Path], bool]:
     return stripped, {"module"} in wrapped.values()
 
 
-def _network(paths: Iterable[Path], ema: bool) -> tuple[Path, list[str]]:
+def _network(paths: Iterable[NameParts], ema: bool) -> tuple[NameParts, list[str]]:
     """Return the place of a LightningModule's network or of its average, and notes on that."""
-    children: defaultdict[str, set[Path]] = defaultdict(set)
+    children: defaultdict[str, set[NameParts]] = defaultdict(set)
     for path in paths:
         children[path[0]].add(path[1:])
     network = next((name for name in NETWORKS if name in children), None)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError, printable
-from harness.files import replacing
+from harness.files import atomic_write
 
-from .checkpoint import Checkpoint, whole
+from .checkpoint import Checkpoint, find_shards
 from .choose import Selection, select
-from .tensors import CheckpointError, Tensor, check, stream
+from .tensors import CheckpointError, StoredTensor, check, stream
 from .write import verify, write_pt, write_safetensors
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Weights(Selection):
             check(self.tensors[name].record, name)
         yield from (_read_tensor(self.tensors[name]) for name in names)
 
-    def check_size(self, tensors: Iterable[Tensor]) -> None:
+    def check_size(self, tensors: Iterable[StoredTensor]) -> None:
         """Raise if the weights need far more bytes than the file has, as expanded views do."""
         # Elements that a view skips cost a sixteenth: they are read, which is fast, but not kept.
         cost = sum(max(t.num_bytes, t.span * t.itemsize // 16) for t in tensors)
@@ -95,7 +95,7 @@ class Weights(Selection):
             )
 
 
-def _read_tensor(tensor: Tensor) -> "torch.Tensor":
+def _read_tensor(tensor: StoredTensor) -> "torch.Tensor":
     import torch
 
     dtype, content = getattr(torch, tensor.dtype), bytearray()
@@ -122,7 +122,7 @@ def opened(
         UserError: the source does not exist.
         CheckpointError: it cannot be read, no entry clearly holds weights, or it has changed.
     """
-    source = whole(source)
+    source = find_shards(source)
     try:
         with Checkpoint(source) as checkpoint:
             chosen = select(checkpoint.root, key, prefix, ema, checkpoint.budget)
@@ -169,7 +169,7 @@ def convert(
         CheckpointError: the source cannot be converted.
         OSError: the system cannot read or write a file.
     """
-    source = whole(source)
+    source = find_shards(source)
     output = Path(output) if output else default_output(source)
     if output.suffix not in _WRITERS:
         raise UserError(f"{output} must end in one of {', '.join(_WRITERS)}.")
@@ -187,7 +187,7 @@ def convert(
 def _write(weights: Weights, output: Path, force: bool) -> None:
     tensors, is_shared = weights.tensors, output.suffix != ".safetensors"
     weights.check_size({*tensors.values()} if is_shared else tensors.values())
-    with replacing(output, is_forced=force) as file:
+    with atomic_write(output, is_forced=force) as file:
         checksums = _WRITERS[output.suffix](file, tensors)
         file.flush()
         with Checkpoint(Path(file.name)) as copy:

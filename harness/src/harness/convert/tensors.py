@@ -1,8 +1,8 @@
 """Describe tensors as places in files, read their bytes, and limit the cost of a damaged file.
 
-A ``Record`` is a range of bytes in an open file. A ``Tensor`` is a strided view of such a range.
-``stream`` yields its elements in row-major order, block by block. checkpoint.py and unpickle.py
-make both classes' objects; conversion.py and write.py copy the blocks.
+A ``ByteRange`` is a range of bytes in an open file. A ``StoredTensor`` is a strided view of such a
+range. ``stream`` yields its elements in row-major order, block by block. checkpoint.py and
+unpickle.py make both classes' objects; conversion.py and write.py copy the blocks.
 """
 
 import errno
@@ -98,7 +98,7 @@ DTYPES = {
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class ByteRange:
     """The bytes [offset, offset + num_bytes) of the open file ``fd``."""
 
     fd: int
@@ -115,14 +115,14 @@ def row_major(shape: Sizes) -> Sizes:
 
 
 @dataclass(unsafe_hash=True, slots=True)
-class Tensor:
+class StoredTensor:
     """A strided view of a range of bytes; equal views have the same elements in the same order."""
 
     dtype: str  # a key of DTYPES
     shape: Sizes
     stride: Sizes  # elements between neighbours, per axis
     offset: int  # elements before the first one
-    record: Record
+    record: ByteRange
 
     def __post_init__(self) -> None:
         is_invalid = not len(self.shape) == len(self.stride) <= _MAX_AXES
@@ -164,14 +164,14 @@ class Tensor:
         return self.is_contiguous and self.num_bytes == self.record.num_bytes
 
 
-def stream(tensor: Tensor) -> Iterator[memoryview]:
+def stream(tensor: StoredTensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in blocks. The next block overwrites the one before."""
     if tensor.is_contiguous:
         return read(tensor.record, tensor.offset * tensor.itemsize, tensor.num_bytes)
     return _gather(tensor)
 
 
-def check(record: Record, name: str) -> None:
+def check(record: ByteRange, name: str) -> None:
     """Raise a CheckpointError if a range of bytes does not match the checksum in the file."""
     if record.crc is not None and not record.is_checked:
         crc = 0
@@ -182,7 +182,7 @@ def check(record: Record, name: str) -> None:
         record.is_checked = True
 
 
-def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iterator[memoryview]:
+def read(record: ByteRange, start: int, num_bytes: int, block: int = BLOCK) -> Iterator[memoryview]:
     """Yield bytes [start, start + num_bytes) of a range, in a buffer that the next overwrites."""
     buffer = memoryview(bytearray(min(block, num_bytes)))
     position, stop = record.offset + start, record.offset + start + num_bytes
@@ -194,7 +194,7 @@ def read(record: Record, start: int, num_bytes: int, block: int = BLOCK) -> Iter
         position += len(chunk)
 
 
-def _gather(tensor: Tensor) -> Iterator[memoryview]:
+def _gather(tensor: StoredTensor) -> Iterator[memoryview]:
     """Yield a strided tensor's bytes in blocks, in bounded memory."""
     import numpy as np
 
@@ -225,7 +225,7 @@ def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, 
         yield from _blocks(corner, (*sizes[:axis], size, *sizes[axis + 1 :]), itemsize)
 
 
-def _fill(target: "npt.NDArray[Any]", record: Record, offset: int, stride: Sizes) -> None:
+def _fill(target: "npt.NDArray[Any]", record: ByteRange, offset: int, stride: Sizes) -> None:
     """Copy strided elements into ``target``, and read at most four times as many bytes."""
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Read a pickle as data: import nothing that it names, call nothing that it asks for.
 
 In: an open file, at the pickle's first byte. Out: dicts, lists, numbers and texts, and a
-``Tensor`` for each tensor, whose bytes stay in the file. An ``Inert`` replaces the result of every
-call that ``_CALLS`` does not list.
+``StoredTensor`` for each tensor, whose bytes stay in the file. An ``Inert`` replaces the result of
+every call that ``_CALLS`` does not list.
 """
 
 import pickle
@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
-from .tensors import DTYPES, Budget, CheckpointError, Record, Tensor
+from .tensors import DTYPES, Budget, ByteRange, CheckpointError, StoredTensor
 
-RecordOf = Callable[[str, int], Record]  # (storage key, number of bytes) -> the bytes
+RecordOf = Callable[[str, int], ByteRange]  # (storage key, number of bytes) -> the bytes
 
 _STORAGES = {dtype.storage: name for name, dtype in DTYPES.items() if dtype.storage}
 _STORAGES["UntypedStorage"] = "uint8"
@@ -28,7 +28,7 @@ class Global(str):
 class Storage(NamedTuple):
     """The bytes that tensors share, and their element type."""
 
-    record: Record
+    record: ByteRange
     dtype: str
 
 
@@ -64,7 +64,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any, dtyp
     kind = dtype.removeprefix("torch.") or getattr(storage, "dtype", None)
     if not isinstance(storage, Storage) or is_lazy or kind not in DTYPES:  # such as quantized
         return Inert(Global("torch._utils._rebuild_tensor"))
-    return Tensor(kind, shape, stride, offset, storage.record)
+    return StoredTensor(kind, shape, stride, offset, storage.record)
 
 
 # The only calls that the unpickler understands, each with a function that returns its result.

@@ -1,7 +1,7 @@
 """Write tensors to a new file, torch.save's zip or safetensors, and verify the file.
 
-In: ``Tensor``s by name. Out: the file, and the checksum of each tensor's bytes. ``verify`` reads
-the file again and compares it with the tensors and the checksums.
+In: ``StoredTensor``s by name. Out: the file, and the checksum of each tensor's bytes. ``verify``
+reads the file again and compares it with the tensors and the checksums.
 """
 
 import json
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, BinaryIO, cast
 
-from .tensors import DTYPES, CheckpointError, Tensor, check, row_major, stream
+from .tensors import DTYPES, CheckpointError, StoredTensor, check, row_major, stream
 
 _ALIGNMENT = 64  # bytes, as in torch.save: torch.load(mmap=True) then gives aligned tensors
 _PADDING = 0x4246  # "FB", the zip's extra field that torch.save pads with
 
 
-def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def write_pt(file: BinaryIO, tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     """Write torch.save's format: an OrderedDict of CPU tensors. Return a checksum per name.
 
     Two names of the same tensor share its bytes.
@@ -29,7 +29,7 @@ def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
         CheckpointError: the source is damaged.
         OSError: the disk is full, or the system cannot write.
     """
-    numbers: dict[Tensor, int] = {}
+    numbers: dict[StoredTensor, int] = {}
     crcs: list[int] = []
     pickled = [b"\x80\x02", _global("collections.OrderedDict"), b")R("]
     for name, tensor in tensors.items():
@@ -45,7 +45,7 @@ def write_pt(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: crcs[numbers[tensor]] for name, tensor in tensors.items()}
 
 
-def _add(archive: zipfile.ZipFile, entry: str, tensor: Tensor, name: str) -> int:
+def _add(archive: zipfile.ZipFile, entry: str, tensor: StoredTensor, name: str) -> int:
     """Add an aligned entry with a tensor's bytes, and return its checksum.
 
     ``archive.open`` would compute the checksum, which the source may state already.
@@ -64,7 +64,7 @@ def _add(archive: zipfile.ZipFile, entry: str, tensor: Tensor, name: str) -> int
     return info.CRC
 
 
-def _pickled(tensor: Tensor, number: int) -> list[bytes]:
+def _pickled(tensor: StoredTensor, number: int) -> list[bytes]:
     """Return torch's pickle of a CPU tensor that fills the storage of this number."""
     kind = DTYPES[tensor.dtype].storage  # None: a storage of bytes
     num_elements = math.prod(tensor.shape) if kind else tensor.num_bytes
@@ -88,7 +88,7 @@ def _global(name: str) -> bytes:
     return "c{}\n{}\n".format(*name.rsplit(".", 1)).encode()
 
 
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     """Write the safetensors format. Return and errors are those of ``write_pt``.
 
     Two names of the same tensor get a copy each: the format cannot share bytes.
@@ -109,7 +109,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> dict[str
     return {name: _copy(file, tensors[name], name) for name in names}
 
 
-def _copy(file: BinaryIO, tensor: Tensor, name: str) -> int:
+def _copy(file: BinaryIO, tensor: StoredTensor, name: str) -> int:
     """Copy a tensor's elements, and return their checksum.
 
     If the source states the checksum of exactly these bytes, return it without computing it:
@@ -127,7 +127,9 @@ def _copy(file: BinaryIO, tensor: Tensor, name: str) -> int:
 
 
 def verify(
-    tensors: Mapping[str, Tensor], checksums: Mapping[str, int], copies: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor],
+    checksums: Mapping[str, int],
+    copies: Mapping[str, StoredTensor],
 ) -> None:
     """Raise a CheckpointError unless the new file's tensors, ``copies``, equal the source's."""
     if tensors.keys() != copies.keys():

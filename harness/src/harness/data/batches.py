@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from harness.data.randomness import generators_in, mix, reseed, seed_generators
+from harness.data.randomness import generators_in, mix_seed, reseed, seed_generators
 from harness.errors import UserError
 
 
@@ -56,7 +56,7 @@ class Batch(list[Any]):
             number = operator.index(index)
         except TypeError:  # a sampler may yield strings, tuples, ...
             number = zlib.crc32(repr(index).encode())
-        seed = mix(self.seed, self.epoch, number)
+        seed = mix_seed(self.seed, self.epoch, number)
         seed_generators(seed)
         for generator in self.generators:
             reseed(generator, seed)
@@ -98,7 +98,7 @@ class BatchedDataset(Dataset[Any], ABC):
         return indices.epoch if isinstance(indices, Batch) else 0
 
 
-class ShareCounts:
+class LocalBatchCounts:
     """The size and weight of this rank's local batches; subclasses implement ``counts``."""
 
     name = ""  # the loader's name in messages
@@ -136,7 +136,7 @@ class ShareCounts:
         return max(1, local_size) if global_size else None
 
 
-def bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
+def local_bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
     """Return the range (first, last + 1) of local batch ``index`` within a global batch.
 
     The sizes of the ``num_shares`` local batches differ by at most one.

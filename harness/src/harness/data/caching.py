@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.files import PART, sync
+from harness.files import PARTIAL, fsync
 
 
 def cached(path: Path, create: Callable[[Path], object]) -> Path:
@@ -27,7 +27,7 @@ def cached(path: Path, create: Callable[[Path], object]) -> Path:
     """
     if path.exists():  # a read-only cache works as well
         return path
-    partial = path.with_name(path.name + PART)
+    partial = path.with_name(path.name + PARTIAL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w") as lock:
@@ -38,7 +38,7 @@ def cached(path: Path, create: Callable[[Path], object]) -> Path:
                 try:
                     create(partial)
                     os.replace(partial, path)
-                    sync(path.parent)
+                    fsync(path.parent)
                 finally:
                     _remove(partial)
     except OSError as error:

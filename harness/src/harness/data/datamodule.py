@@ -11,11 +11,11 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from harness.compat.one_rank import num_devices, seen_as_it_is
 from harness.data.batches import BatchedDataset
-from harness.data.loaders import num_processes_and_rank
+from harness.data.loaders import world_size_and_rank
+from harness.devices import usable_cores
 from harness.errors import UserError
-from harness.machine import usable_cores
-from harness.upstream.one_rank import num_devices, seen_as_it_is
 
 MOST_WORKERS = 8  # ``num_workers="auto"`` starts at most this many per training process
 
@@ -65,7 +65,7 @@ class DataModule(pl.LightningDataModule):
         self.seed = seed
         self.datasets: dict[str, Dataset[Any]] = {}
 
-    def learn(self) -> dict[str, Any]:
+    def infer_facts(self) -> dict[str, Any]:
         """Return facts of the data that a model needs: sizes, class names, scales.
 
         The values must be JSON values. A config reads them as ``from_data.num_classes``. The run
@@ -75,8 +75,8 @@ class DataModule(pl.LightningDataModule):
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Return the facts that the run's training stored, or else the result of ``learn``."""
-        return self.learn()
+        """Return the facts that the run's training stored, or else those of ``infer_facts``."""
+        return self.infer_facts()
 
     @abstractmethod
     def make_dataset(self, split: str) -> Dataset[Any]:
@@ -163,7 +163,7 @@ class DataModule(pl.LightningDataModule):
             pin_memory=on_cuda if self.pin_memory == "auto" else self.pin_memory,
             persistent_workers=num_workers > 0 and self.persistent_workers,
             prefetch_factor=self.prefetch_factor if num_workers else None,
-            collate_fn=as_it_is if isinstance(dataset, BatchedDataset) else self.collate,
+            collate_fn=identity_collate if isinstance(dataset, BatchedDataset) else self.collate,
             **batches,
         )
 
@@ -175,9 +175,9 @@ class DataModule(pl.LightningDataModule):
             return 0  # whole batches are fast to read, and a stream must split itself for workers
         with seen_as_it_is(self.trainer):
             cores = usable_cores() * self.trainer.num_nodes
-        return min(MOST_WORKERS, cores // num_processes_and_rank(self.trainer)[0])
+        return min(MOST_WORKERS, cores // world_size_and_rank(self.trainer)[0])
 
 
-def as_it_is(batch: Any) -> Any:
+def identity_collate(batch: Any) -> Any:
     """Return the batch unchanged: a ``BatchedDataset`` has already collated it."""
     return batch

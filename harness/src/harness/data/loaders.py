@@ -18,12 +18,12 @@ from lightning_fabric.utilities.seed import pl_worker_init_function
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
-from harness.data.randomness import END, mix, preserved_generators, seed_generators
+from harness.compat.one_rank import seen_as_it_is
+from harness.compat.processes import end_where_nothing_is_sent
+from harness.data.randomness import END, mix_seed, preserved_generators, seed_generators
 from harness.data.shared_batches import SharedBatchSampler
+from harness.distributed.shutdown import kill_data_workers, set_up_data_worker
 from harness.errors import UserError
-from harness.processes.leaving import kill_data_workers, set_up_data_worker
-from harness.upstream.one_rank import seen_as_it_is
-from harness.upstream.processes import end_where_nothing_is_sent
 
 atexit.register(kill_data_workers)  # after the imports above, and so before their exit handlers
 
@@ -40,7 +40,7 @@ def start_worker(worker_id: int, then: Callable[[int], object] | None = None) ->
         then(worker_id)
 
 
-def num_processes_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
+def world_size_and_rank(trainer: pl.Trainer | None) -> tuple[int, int]:
     """Return the number of ranks that split a global batch, and this process's rank."""
     with seen_as_it_is(trainer):
         strategy = getattr(trainer, "strategy", None)
@@ -63,7 +63,7 @@ class SharedLoader(DataLoader[Any]):
     seeds_transfer = False  # seed the generators for hooks that run as a batch moves to its device
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # A subclass may have other arguments; ``rebuilt`` copies its attributes instead.
+        # A subclass may have other arguments; ``rebuild_loader`` copies its attributes instead.
         DataLoader.__init__(self, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -82,7 +82,7 @@ class SharedLoader(DataLoader[Any]):
             with preserved_generators() if is_seeding else nullcontext():
                 batch = next(batches, END)
             if self.seeds_transfer:
-                seed_generators(mix(sampler.seed, epoch, number, sampler.rank, 1))
+                seed_generators(mix_seed(sampler.seed, epoch, number, sampler.rank, 1))
             if batch is END:
                 return
             if not sampler.was_iterated:
@@ -95,7 +95,7 @@ class SharedLoader(DataLoader[Any]):
             yield batch
 
 
-def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
+def rebuild_loader(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
     """Return a loader of the same class and settings as ``loader``, with other batches."""
     kind, num_workers = type(loader), loader.num_workers
     if kind.__module__.startswith("torchdata."):  # it resumes by itself, after our sampler has
@@ -120,7 +120,7 @@ def rebuilt(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoad
     return new
 
 
-def leaves(loaders: Any) -> list[Any]:
+def flat_loaders(loaders: Any) -> list[Any]:
     """Return a flat list of the loaders in the return value of a ``*_dataloader`` method."""
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
     return list(combined.flattened)

@@ -22,7 +22,7 @@ WITHOUT_GENERATORS = (torch.Tensor, np.ndarray, type, ModuleType, str, int, floa
 END = object()  # stands for an item after an iterator's end
 
 
-def mix(*numbers: int) -> int:
+def mix_seed(*numbers: int) -> int:
     """Hash integers to a 63-bit seed; neighbouring inputs give unrelated seeds."""
     digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -40,7 +40,7 @@ def uniform(
     """
     samples = np.asarray(indices, dtype=np.uint64)[:, None]  # (B, 1)
     counter = samples * np.uint64(num_draws) + np.arange(num_draws, dtype=np.uint64)  # (B, D)
-    increment, start = np.uint64(0x9E3779B97F4A7C15), np.uint64(mix(seed, epoch))
+    increment, start = np.uint64(0x9E3779B97F4A7C15), np.uint64(mix_seed(seed, epoch))
     state = np.multiply(counter, increment, dtype=np.uint64) + start
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

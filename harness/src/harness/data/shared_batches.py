@@ -1,7 +1,7 @@
 """The sampler that splits the global batches of any batch sampler between the ranks.
 
 In: the batch sampler of the user's loader. Out: this rank's ``Batch``es, which the loader reads.
-Every rank draws the same global batches, so no communication is needed. Next: ``exact`` reads the
+Every rank draws the same global batches, so no communication is needed. Next: ``parity`` reads the
 weight of each local batch.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from harness.data.batches import Batch, BatchedDataset, ShareCounts, bounds
-from harness.data.randomness import generators_in, mix, reseed, seeded_iteration
+from harness.data.batches import Batch, BatchedDataset, LocalBatchCounts, local_bounds
+from harness.data.randomness import generators_in, mix_seed, reseed, seeded_iteration
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ NUMBERS = (bool, int, float)
 
 
 @dataclass(eq=False, repr=False)
-class SharedBatchSampler(ShareCounts, Sampler[Batch]):
+class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
     """Yield this rank's indices of each global batch of a batch sampler.
 
     ``batches`` may be torch's sampler, a weighted one, one that sorts by length, or the user's. It
@@ -82,7 +82,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
 
     def _draw(self) -> Iterator[list[Any]]:
         """Yield the global batches of one round, and count their samples."""
-        seed = mix(self.seed, 0 if self.is_fixed else self.running, self.num_rounds)
+        seed = mix_seed(self.seed, 0 if self.is_fixed else self.running, self.num_rounds)
         samplers = samplers_in(self.batches)
         for sampler in samplers:
             for value in list(getattr(sampler, "__dict__", {}).values()):
@@ -194,7 +194,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
             for step, indices in enumerate(self._draw(), self.num_in_rounds):
                 for micro in range(self.num_micro_batches) if step >= first else ():
                     share = micro * self.num_ranks + self.rank
-                    low, high = bounds(len(indices), share, self.num_shares)
+                    low, high = local_bounds(len(indices), share, self.num_shares)
                     yield indices[low:high] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
@@ -230,12 +230,12 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
                 self.name,
                 num,
             )
-        low, high = bounds(len(rest), self.rank, num)
+        low, high = local_bounds(len(rest), self.rank, num)
         self.turns = [*drawn[self.rank : num_whole : num], rest[low:high]]
         return self.turns
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
-        """See ``ShareCounts``."""
+        """See ``LocalBatchCounts``."""
         if self.is_round_robin:  # each evaluation batch belongs to one rank
             turns = self._turns()
             size = len(turns[batch_idx]) if batch_idx < len(turns) else 0
@@ -244,7 +244,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         if step + 1 >= len(self.totals):
             return 0, 0
         size = self.totals[step + 1] - self.totals[step]
-        low, high = bounds(size, micro * self.num_ranks + self.rank, self.num_shares)
+        low, high = local_bounds(size, micro * self.num_ranks + self.rank, self.num_shares)
         return high - low, size
 
     def num_before(self, batch_idx: int) -> int:
@@ -252,7 +252,7 @@ class SharedBatchSampler(ShareCounts, Sampler[Batch]):
         step, micro = divmod(batch_idx, self.num_micro_batches)
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
-        return first + bounds(size, micro * self.num_ranks, self.num_shares)[0]
+        return first + local_bounds(size, micro * self.num_ranks, self.num_shares)[0]
 
 
 def samplers_in(batches: Any) -> list[Any]:

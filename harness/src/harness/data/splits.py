@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.data.datamodule import DataModule
+from harness.distributed.launcher import global_rank
 from harness.errors import UserError
-from harness.processes.launcher import global_rank
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class SplitDataModule(DataModule):
     def drawn_from(self, checksum: int | str) -> str:
         """Return a text of the samples' checksum and all settings that the splits depend on.
 
-        ``learn`` returns it as the fact ``drawn_from``.
+        ``infer_facts`` returns it as the fact ``drawn_from``.
         """
         names = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
         return ", ".join([str(checksum), *(f"data.{name}={getattr(self, name)}" for name in names)])

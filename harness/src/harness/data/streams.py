@@ -29,9 +29,9 @@ import torch.distributed as dist
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from harness.data.batches import ShareCounts, bounds, check_batch_size
-from harness.data.loaders import num_processes_and_rank, rebuilt
-from harness.data.randomness import END, mix, seed_generators, seeded_iteration
+from harness.data.batches import LocalBatchCounts, check_batch_size, local_bounds
+from harness.data.loaders import rebuild_loader, world_size_and_rank
+from harness.data.randomness import END, mix_seed, seed_generators, seeded_iteration
 from harness.errors import UserError
 
 NUM_ALIKE = 2  # after this many samples, each reader gets a seed of its own
@@ -68,10 +68,10 @@ class StreamPart(IterableDataset[Any]):
         if hasattr(stream, "read_part"):
             stream = copy.copy(stream)  # so that the next epoch splits the whole stream again
             stream.read_part(part, self.__num_ranks * num_workers)
-        seed_generators(mix(self.__seed, self.__epoch))
+        seed_generators(mix_seed(self.__seed, self.__epoch))
         samples = iter(stream)
         yield from islice(samples, NUM_ALIKE)
-        seed_generators(mix(self.__seed, self.__epoch, part))
+        seed_generators(mix_seed(self.__seed, self.__epoch, part))
         yield from samples
 
 
@@ -81,7 +81,7 @@ def _with_count(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tupl
 
 
 @dataclass(eq=False, repr=False)
-class SharedStream(ShareCounts):
+class SharedStream(LocalBatchCounts):
     """Yield this rank's batches of a stream, in equally many steps on all ranks."""
 
     loader: Any
@@ -127,11 +127,11 @@ class SharedStream(ShareCounts):
         return settings | {"number of processes": self.num_shares, "num_workers": num_workers}
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
-        """See ``ShareCounts``."""
+        """See ``LocalBatchCounts``."""
         return self.sizes.get(batch_idx, (1, self.num_shares))
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """See ``ShareCounts``; ``None`` for a stream that yields ready batches."""
+        """See ``LocalBatchCounts``; ``None`` for a stream that yields ready batches."""
         return super().num_samples_in(batch_idx) if self.batch_size else None
 
     def __iter__(self) -> Iterator[Any]:
@@ -140,7 +140,7 @@ class SharedStream(ShareCounts):
         dataset = getattr(self.loader, "dataset", None)
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
             set_epoch(self.epoch)
-        items = seeded_iteration(self.loader, mix(self.seed, self.epoch))
+        items = seeded_iteration(self.loader, mix_seed(self.seed, self.epoch))
         batch = END
         for k, item in enumerate(chain(items, repeat(END))):
             if k < first:
@@ -154,7 +154,7 @@ class SharedStream(ShareCounts):
             self.sizes[k] = (local_size, self._sum(local_size))
             self.sizes.pop(k - 4, None)  # Lightning reads some batches ahead
             if self.seeds_transfer:  # also for the last batch, while the end is read ahead
-                seed_generators(mix(self.seed, self.epoch, k, self.rank, 1))
+                seed_generators(mix_seed(self.seed, self.epoch, k, self.rank, 1))
             if self.sizes[k][1] == 0:
                 return
             batch = batch if new_batch is END else new_batch
@@ -190,7 +190,7 @@ def share_stream(
     Raises:
         UserError: if the stream cannot be split between the ranks.
     """
-    num_ranks, rank = num_processes_and_rank(trainer)
+    num_ranks, rank = world_size_and_rank(trainer)
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     data = getattr(loader, "dataset", loader)
     name = f"{name} ({type(data if is_plain else loader).__name__})"
@@ -226,10 +226,10 @@ def share_stream(
         batches = {"batch_size": size, "collate_fn": loader.collate_fn}
         if size is not None:
             check_batch_size(size, num_ranks, 1, name)
-            low, high = bounds(size, rank, num_ranks)
+            low, high = local_bounds(size, rank, num_ranks)
             batches = {"batch_size": high - low, "drop_last": loader.drop_last}
             batches["collate_fn"] = partial(_with_count, loader.collate_fn)
-        loader = rebuilt(loader, StreamPart(data, seed, num_ranks, rank), **batches)
+        loader = rebuild_loader(loader, StreamPart(data, seed, num_ranks, rank), **batches)
     elif is_splittable:
         splitter.read_part(rank, num_ranks)
     return SharedStream(loader, name, num_ranks, rank, seed, size)

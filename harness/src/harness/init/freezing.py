@@ -8,8 +8,8 @@ from torch import nn
 
 from harness.errors import UserError
 from harness.init.settings import bare_name, check_parts
+from harness.keys import is_within
 from harness.kinds import RUNNING_STATS_NORMS
-from harness.names import is_below
 
 
 class Freezing(pl.Callback):
@@ -38,7 +38,7 @@ class Freezing(pl.Callback):
         tensors = [*module.named_parameters(), *module.named_buffers()]
         check_parts(setting, self.parts, [bare_name(name) for name, _ in tensors])
         trained = [name for name, p in module.named_parameters() if p.requires_grad]
-        self.names = [name for name in trained if is_below(bare_name(name), self.parts)]
+        self.names = [name for name in trained if is_within(bare_name(name), self.parts)]
         if len(self.names) == len(trained):
             raise UserError(f"{setting} leaves nothing to train. Name a smaller part.")
         for name in self.names:
@@ -49,7 +49,7 @@ class Freezing(pl.Callback):
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()
-            if isinstance(layer, RUNNING_STATS_NORMS) and is_below(bare_name(name), self.parts)
+            if isinstance(layer, RUNNING_STATS_NORMS) and is_within(bare_name(name), self.parts)
         ]
 
     def on_train_batch_start(

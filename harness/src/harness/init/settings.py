@@ -11,8 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from harness.display import join_first
 from harness.errors import UserError
-from harness.names import as_names, did_you_mean, few
+from harness.keys import as_names
+from harness.suggestions import suggest
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def settings(node: Any) -> Init:
     keys = [each.name for each in fields(Init)]
     for name in values:
         if name not in keys:
-            raise UserError(f"There is no key init.{name}.{did_you_mean(name, keys, 'init.')}")
+            raise UserError(f"There is no key init.{name}.{suggest(name, keys, 'init.')}")
     values |= {name: str(values[name]) for name in {"path", "key", "prefix"} & values.keys()}
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
@@ -63,10 +65,10 @@ def check_file(path: str) -> None:
     Raises:
         UserError: it does not.
     """
-    from harness.convert.checkpoint import whole  # only commands with init.path need it
+    from harness.convert.checkpoint import find_shards  # only commands with init.path need it
 
     try:
-        whole(Path(path).expanduser())
+        find_shards(Path(path).expanduser())
     except UserError as error:
         raise UserError(f"init.path={str(error).removesuffix('.')}.") from error
 
@@ -98,5 +100,5 @@ def check_parts(setting: str, parts: Iterable[str], names: Iterable[str]) -> Non
     existing = prefixes(names)
     for part in parts:
         if part not in existing:
-            near = did_you_mean(part, existing) or f" There is {few(existing)}."
+            near = suggest(part, existing) or f" There is {join_first(existing)}."
             raise UserError(f"{setting}: there is no {part}.{near}")

@@ -13,10 +13,11 @@ import pytorch_lightning as pl
 import torch
 
 from harness.convert.conversion import Weights, opened
-from harness.convert.tensors import CheckpointError, Tensor
+from harness.convert.tensors import CheckpointError, StoredTensor
+from harness.display import join_first
 from harness.errors import UserError
 from harness.init.settings import Init, bare_name, check_parts, prefixes
-from harness.names import few, is_below
+from harness.keys import is_within
 
 ONLY_IN_FILE = "is only in the file"
 MAX_SUGGESTED = 4  # parts that a message suggests for init.leave_out
@@ -36,7 +37,7 @@ class Match(NamedTuple):
 
     def faults(self, most: int) -> str:
         """Return the first misfits, each with its reason."""
-        return few((f"{name} {why}" for name, why in self.misfits.items()), most)
+        return join_first((f"{name} {why}" for name, why in self.misfits.items()), most)
 
 
 def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], list[str]]:
@@ -67,7 +68,7 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
 
 
 def match_tensors(
-    stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor], init: Init
+    stored: Mapping[str, StoredTensor], own: Mapping[str, torch.Tensor], init: Init
 ) -> Match:
     """Match a file's tensors, ``stored``, with a module's, ``own``, by name and shape.
 
@@ -82,12 +83,12 @@ def match_tensors(
             "Rename them apart, or choose fewer with init.prefix=<part>."
         )
     part = best_part({name: stored[source] for name, source in sources.items()}, own)
-    in_part = {name: value for name, value in own.items() if is_below(name, [part])}
+    in_part = {name: value for name, value in own.items() if is_within(name, [part])}
     in_file = {f"{part}.{name}".lstrip("."): source for name, source in sources.items()}
     check_parts(f"init.leave_out={[*init.leave_out]}", init.leave_out, [*own, *in_file])
     match, missing = Match(part, {}, {}, []), []
     for name in dict.fromkeys([*in_part, *in_file]):
-        if is_below(name, init.leave_out):
+        if is_within(name, init.leave_out):
             match.left_out.append(name)
         elif name not in in_part:
             match.misfits[name] = ONLY_IN_FILE
@@ -110,11 +111,11 @@ def rename_parts(name: str, rename: Mapping[str, str]) -> str:
 
     A new beginning of "" strips the old one; an old one of "" adds the new one.
     """
-    old = max((old for old in rename if is_below(name, [old])), key=len, default="")
+    old = max((old for old in rename if is_within(name, [old])), key=len, default="")
     return ".".join(filter(None, (rename.get(old, ""), name[len(old) :].lstrip("."))))
 
 
-def best_part(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> str:
+def best_part(stored: Mapping[str, StoredTensor], own: Mapping[str, torch.Tensor]) -> str:
     """Return the part of the module that most of the file's tensors fit, outer parts preferred."""
     votes: Counter[str] = Counter()
     for name, value in own.items():
@@ -126,7 +127,7 @@ def best_part(stored: Mapping[str, Tensor], own: Mapping[str, torch.Tensor]) -> 
     return max(votes, key=lambda part: (votes[part], not part, -part.count(".")), default="")
 
 
-def mismatch(stored: Tensor, own: torch.Tensor) -> str:
+def mismatch(stored: StoredTensor, own: torch.Tensor) -> str:
     """Return why a file's tensor does not fit a module's, or "" if it fits."""
     if tuple(stored.shape) != tuple(own.shape):
         return f"is {tuple(stored.shape)} in the file, {tuple(own.shape)} in the module"
@@ -162,7 +163,7 @@ def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
         "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
         "fits": str(match),
         "does not fit": match.faults(3),
-        "left out": few(match.left_out, 3),
+        "left out": join_first(match.left_out, 3),
         "note": with_settings("; ".join(weights.notes)),
     }
     rows = {row: text for row, text in texts.items() if text}

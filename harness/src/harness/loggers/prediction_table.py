@@ -19,10 +19,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from harness.display import join_first
+from harness.distributed.vote import gather
 from harness.files import write_durably
 from harness.loggers import metrics_table
-from harness.names import few
-from harness.processes.agreement import gather
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def write(
         log.warning(
             "Batches have different columns (%s): padding is not the sample's own. Return a list "
             "with each sample's own numbers (row[:length].tolist()), or columns of one width.",
-            few((name for name in names if any(name not in row for _, row in kinds)), 3),
+            join_first((name for name in names if any(name not in row for _, row in kinds)), 3),
         )
     own = OWN_COLUMNS if len(loaders) > 1 else OWN_COLUMNS[1:]
     facts = {name: column for name, column in facts.items() if name not in names}

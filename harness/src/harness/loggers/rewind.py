@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.files import sync
+from harness.files import fsync
 from harness.loggers import metrics_table
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Logs:
         """Sync what the loggers have written; return the table's rows and the files' bytes."""
         files = self._files()
         for path in [*files.values(), *[self.table] * self.table.exists()]:
-            sync(path)
+            fsync(path)
         sizes = {name: path.stat().st_size for name, path in files.items()}
         num_lines = len(self.table.read_bytes().splitlines()) if self.table.exists() else 0
         return {"rows": max(0, num_lines - 1), "events": sizes}

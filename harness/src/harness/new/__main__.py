@@ -15,8 +15,8 @@ import re
 import sys
 from pathlib import Path
 
+from harness.display import typed_command
 from harness.files import LIBRARY
-from harness.names import program
 
 TEMPLATES = LIBRARY / "new"
 YAML_NAMES = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", "inf"}
@@ -25,7 +25,7 @@ YAML_NAMES = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", 
 def main() -> None:
     """Write the files, and print the commands that run and test them."""
     parser = argparse.ArgumentParser(
-        program("harness.new"),
+        typed_command("harness.new"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

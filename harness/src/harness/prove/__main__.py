@@ -18,15 +18,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.display import typed_command
 from harness.errors import UserError
-from harness.names import program
-from harness.prove.runs import ExperimentRuns, words_of
+from harness.prove.short_runs import ExperimentRuns, overrides_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparisons, print each verdict, and return the exit status."""
     kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(program("harness.prove"), None, __doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(
+        typed_command("harness.prove"), None, __doc__, formatter_class=kind
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in train.py")
     parser.add_argument("--strategies", metavar="NAMES", help='such as "dp(2),ddp(3),ddp2(2x2)"')
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs in this new folder")
@@ -47,7 +49,7 @@ def _prove(options: argparse.Namespace, folder: Path) -> int:
         raise UserError(f"--keep {options.keep}: the folder exists already. Name a new one.")
     names = options.strategies.split(",") if options.strategies else ()
     for name in names:
-        words_of(name)
+        overrides_of(name)
     runs = ExperimentRuns(options.overrides, (options.keep or folder).resolve())
     from harness.prove.compare import DIFFERS, FAILS, STRATEGIES, prove  # imports torch: seconds
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from harness.checkpoints import lookup
 from harness.checkpoints.reading import read_weights
+from harness.display import join_first
 from harness.errors import UserError
-from harness.exact.seeded_steps import DROPOUTS
 from harness.loggers import metrics_table
-from harness.names import few
-from harness.prove.runs import ALONE, EndedRun, ExperimentRuns
+from harness.parity.seeded_steps import DROPOUTS
+from harness.prove.short_runs import ALONE, EndedRun, ExperimentRuns
 
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
@@ -68,7 +68,7 @@ class ShortRun(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Switch dropout off, and log a warning."""
         if names := switch_dropout_off(pl_module):
-            log.warning("Dropout is off in these runs: %s.", few(names, 3))
+            log.warning("Dropout is off in these runs: %s.", join_first(names, 3))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         """Kill this process as ``kill -9`` does, unless it resumes a run that was killed."""
@@ -166,5 +166,5 @@ def compare(
         return Comparison(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "bit-identical")
     new_warnings = [text for text in result.warnings if text not in reference.warnings]
     is_warned = new_warnings and not any(ANOTHER in text for text in new_warnings)
-    reason = "\n".join([few(texts[:num], 8), *new_warnings])
+    reason = "\n".join([join_first(texts[:num], 8), *new_warnings])
     return Comparison(name, WARNED if is_warned else DIFFERS, reason)

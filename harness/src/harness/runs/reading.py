@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness import record, untrusted
+from harness import provenance, untrusted
 from harness.checkpoints.lookup import by_step
+from harness.display import display_path
 from harness.errors import UserError
-from harness.names import flat, shown
+from harness.keys import flatten
 
 if TYPE_CHECKING:
     import polars as pl  # imported where it is used, because that takes 0.1 s
@@ -106,7 +107,7 @@ def read(folder: Path) -> dict[str, Any]:
     empty: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # a refused job has no config
     config, settings = read_file(CONFIG, _config_of) or empty
     metrics = read_file(RESULTS, _numbers_of)
-    recorded = read_file(record.FILE, record.checked) or {}
+    recorded = read_file(provenance.FILE, provenance.checked) or {}
     best = recorded.get("best") if metrics is not None else None
     if not (isinstance(best, (int, float)) and math.isfinite(best)):
         best = read_file(METRICS, partial(_best_so_far, config=config))
@@ -123,7 +124,7 @@ def read(folder: Path) -> dict[str, Any]:
         when = f"after {saved[-1].stem}" if saved else "before its first checkpoint"
         reason = str(recorded.get("reason") or f"killed {when}")
     return {
-        "run": shown(folder),
+        "run": display_path(folder),
         "status": status,
         "reason": reason,
         "started": (recorded.get("starts") or [{}])[0].get("time"),
@@ -143,7 +144,7 @@ def _config_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config = untrusted.read_yaml(path)
     if not isinstance(config, dict) or "model" not in config:
         raise ValueError("it is no config of a run")
-    settings = flat({key: node for key, node in config.items() if key not in NOT_COMPARED})
+    settings = flatten({key: node for key, node in config.items() if key not in NOT_COMPARED})
     return config, _check_num_names(settings)
 
 

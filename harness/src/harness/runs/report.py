@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from harness.display import display_path
 from harness.errors import UserError
 from harness.files import write_durably
-from harness.names import shown
 from harness.runs.reading import FACTS, GPU, METRICS, Runs, read_table
 from harness.runs.table import differing_settings, overview, titles
 
@@ -52,7 +52,7 @@ def page_parts(runs: Runs) -> Iterator[str]:
     from plotly.io import to_html
 
     root = Path(os.path.commonpath([Path(run).resolve().parent for run in runs.frame["run"]]))
-    title = escape(f"{len(runs.frame)} runs of {shown(root)}")
+    title = escape(f"{len(runs.frame)} runs of {display_path(root)}")
     yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
     script = True  # include plotly's script only once
     for (objective, mode), frame in runs.frame.group_by("objective", "mode", maintain_order=True):

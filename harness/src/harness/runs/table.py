@@ -13,10 +13,12 @@ from typing import Any
 
 import polars as pl
 
-from harness import record
+from harness import provenance
 from harness.errors import UserError, print_text, printable
-from harness.names import did_you_mean, direction, leaf
+from harness.keys import last_part
+from harness.objective import mode_of
 from harness.runs.reading import GPU, Runs
+from harness.suggestions import suggest
 
 REPEATS = ("seed", "data.seed", "data.fold")  # settings over which `best` averages
 SIGNS: dict[str, Callable[[Any, Any], pl.Expr]] = {
@@ -42,7 +44,7 @@ def differing_settings(runs: Runs) -> list[str]:
     # Skip runs without a readable config: all their settings are null.
     for column in table.filter(~pl.all_horizontal(pl.all().is_null())):
         if column.n_unique() > 1:
-            names.setdefault((leaf(column.name), *column), column.name)
+            names.setdefault((last_part(column.name), *column), column.name)
     return [*names.values()]
 
 
@@ -56,7 +58,7 @@ def full_name(frame: pl.DataFrame, name: str) -> str:
         return name
     if inner := [column for column in frame.columns if column.endswith(f".{name}")]:
         return min(inner, key=lambda column: column.count("."))
-    raise UserError(f"No run has {name}.{did_you_mean(name, frame.columns)}")
+    raise UserError(f"No run has {name}.{suggest(name, frame.columns)}")
 
 
 def filter_runs(runs: Runs, conditions: Sequence[str]) -> Runs:
@@ -124,7 +126,7 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
             f"The runs have {len(modes)} objectives. Add --by METRIC to choose a metric."
         )
     name = full_name(runs.frame, by or next(iter(modes)))
-    is_max = (modes.get(name, direction(name)) == "min") == is_reversed
+    is_max = (modes.get(name, mode_of(name)) == "min") == is_reversed
     is_best = pl.col("objective").eq_missing(pl.lit(name)) & pl.col("best").is_not_null()
     value = pl.when(is_best).then("best").otherwise(name).cast(pl.Float64, strict=False)
     frame = runs.frame.with_columns(value=value).filter(pl.col("value").is_finite())
@@ -171,7 +173,7 @@ def difference(runs: Runs) -> list[dict[str, Any]]:
 def details(runs: Runs) -> list[dict[str, Any]]:
     """Return a row for each known fact of a run, also its command, code and data."""
     (facts,) = runs.frame.to_dicts()
-    recorded = record.read(Path(facts["run"]))
+    recorded = provenance.read(Path(facts["run"]))
     starts = recorded.get("starts") or [{}]
     facts |= recorded | starts[-1] | {"starts": len(starts)}
     return [{"name": n, "value": str(v)} for n, v in facts.items() if v not in (None, "", {}, [])]
@@ -213,5 +215,5 @@ def cell(value: Any) -> str:
 
 def titles(names: Sequence[str]) -> dict[str, str]:
     """Shorten each key to its last part, unless another key has the same one."""
-    counts = Counter(map(leaf, names))
-    return {name: leaf(name) if counts[leaf(name)] == 1 else name for name in names}
+    counts = Counter(map(last_part, names))
+    return {name: last_part(name) if counts[last_part(name)] == 1 else name for name in names}

@@ -13,9 +13,9 @@ import torch
 from pytorch_lightning.strategies import ParallelStrategy, SingleDeviceStrategy
 from torch import nn
 
-from harness.data.loaders import leaves
+from harness.data.loaders import flat_loaders
 from harness.errors import UserError
-from harness.names import as_names
+from harness.keys import as_names
 
 from .parallel_forward import ParallelForward
 
@@ -168,7 +168,7 @@ def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, .
     batch_idx = step_args[1] if len(step_args) > 1 else trainer.fit_loop.batch_idx
     prefix = trainer.state.stage.dataloader_prefix  # type: ignore[union-attr]
     configured: Any = getattr(trainer, f"{prefix}_dataloader{'' if trainer.training else 's'}")
-    loaders = [configured] if hasattr(configured, "batch_sampler") else leaves(configured)
+    loaders = [configured] if hasattr(configured, "batch_sampler") else flat_loaders(configured)
     if len(step_args) > 2:
         loaders = [loaders[step_args[2]]]
     sizes = [_num_samples(getattr(loader, "batch_sampler", None), batch_idx) for loader in loaders]

@@ -21,10 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import LBFGS, Optimizer
 
+from harness.compat import callbacks_of
 from harness.errors import UserError
-from harness.names import as_names
-from harness.shards import has_parts, parted_like, whole
-from harness.upstream import callbacks_of
+from harness.keys import as_names
+from harness.sharded import full_tensor, is_sharded, shard_like
 
 from .dp import named_submodules
 
@@ -87,7 +87,7 @@ class FSDPStrategy(DDPStrategy):
 
     def model_to_device(self) -> None:
         """Shard the module, unit by unit: a device never holds all full parameters."""
-        if not any(map(has_parts, self.module.parameters())):
+        if not any(map(is_sharded, self.module.parameters())):
             for tensor in [*self.module.parameters(), *self.module.buffers()]:
                 # fully_shard requires contiguous tensors, not channels last.
                 at_start = tensor.detach().to(self.root_device).contiguous()
@@ -102,7 +102,7 @@ class FSDPStrategy(DDPStrategy):
         for unit in units(module, self.modules):
             fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
             refuse_changes(unit)
-        if not all(map(has_parts, module.parameters())):
+        if not all(map(is_sharded, module.parameters())):
             root = Root(module)
             fully_shard(root, mesh=mesh, reshard_after_forward=False)
             refuse_changes(root)
@@ -137,7 +137,7 @@ class FSDPStrategy(DDPStrategy):
             shards: dict[Any, dict[str, Any]] = {}
             for key, parameter in zip(keys, params, strict=True):
                 for name, value in saved["state"].get(key, {}).items():
-                    shard = parted_like(value, parameter) if torch.is_tensor(value) else value
+                    shard = shard_like(value, parameter) if torch.is_tensor(value) else value
                     shards.setdefault(key, {})[name] = shard
             optimizer.load_state_dict({**saved, "state": shards})
 
@@ -146,7 +146,7 @@ class FSDPStrategy(DDPStrategy):
         gathered = {}
         for name, value in values.items():
             is_tensor = isinstance(value, Tensor)
-            full = whole(value.detach()) if is_tensor else value
+            full = full_tensor(value.detach()) if is_tensor else value
             if self.is_global_zero:
                 gathered[name] = full.cpu() if is_tensor else full
         return gathered
@@ -197,7 +197,7 @@ def refuse_changes(unit: nn.Module) -> None:
 
     def norms() -> dict[str, Tensor]:
         named = unit.named_parameters()
-        return {name: p.detach().double().norm() for name, p in named if not has_parts(p)}
+        return {name: p.detach().double().norm() for name, p in named if not is_sharded(p)}
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_checked
@@ -219,7 +219,7 @@ def _shard_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_:
     """Replace full tensors by this rank's shards before ``load_state_dict`` reads them."""
     for name, parameter in module.named_parameters(prefix.rstrip("."), remove_duplicate=False):
         if name in state_dict:
-            state_dict[name] = parted_like(state_dict[name], parameter)
+            state_dict[name] = shard_like(state_dict[name], parameter)
 
 
 def _refuse(is_set: bool, setting: str, cure: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from harness.upstream.networks import computing_on
+from harness.compat.networks import computing_on
 
 from .splitting import join, split
 

@@ -14,15 +14,17 @@ from collections.abc import Sequence
 
 from harness.command.check import check
 from harness.command.compose import compose_command
+from harness.display import typed_command
+from harness.distributed.launcher import launcher
 from harness.errors import UserError, print_text
-from harness.names import program
-from harness.processes.launcher import launcher
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print what was found, and return the exit status."""
     kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(program("harness.tune"), None, __doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(
+        typed_command("harness.tune"), None, __doc__, formatter_class=kind
+    )
     parser.add_argument("words", nargs="*", metavar="key=value", help="as of train.py")
     words = parser.parse_args(arguments).words
     try:
@@ -40,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Stopped; nothing was written.", file=sys.stderr)
         return 130
     except Exception as error:
-        from harness.run import mistakes
+        from harness.training import user_errors
 
-        message = mistakes.of_user(error)
+        message = user_errors.describe_user_error(error)
         if message is None:
             raise
         print_text(message, file=sys.stderr)

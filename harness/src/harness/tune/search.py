@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 
 from harness.command.compose import Command
 from harness.command.main import choose_gpus
+from harness.devices import gib, usable_cores
 from harness.errors import UserError
-from harness.machine import gib, usable_cores
-from harness.names import flat, leaf
-from harness.run.mistakes import OUT_OF_MEMORY
-from harness.strategies.launchable import num_processes
+from harness.keys import flatten, last_part
+from harness.monitoring.verdict import INPUT_BOUND
+from harness.strategies.launch_checks import num_processes
+from harness.training.user_errors import OUT_OF_MEMORY
 from harness.tune.trials import Steps, alone, find_rate, measure_loader, measure_steps
-from harness.watch.verdict import INPUT_BOUND
 
 GAIN = 1.05  # of the speed, below which a larger batch is not faster
 NUM_STEPS = 10  # of an epoch, that a larger batch must leave
@@ -133,7 +133,7 @@ def memory_of(cfg: Any) -> str:
 
 def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
     """Choose the fewest workers that read batches as fast as steps take them."""
-    if NUM_WORKERS not in flat(cfg):
+    if NUM_WORKERS not in flatten(cfg):
         say(f"\nThe config has no {NUM_WORKERS}: set it where the loaders are made.")
         return
     say(f"\n{'workers':>12} {'samples/s':>12} from the loader; steps take {best.speed:,.0f}")
@@ -160,7 +160,7 @@ def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None
             f"\n{best.num_optimizers} optimizers. Try rates in a sweep: python train.py -m …"
         )
         return
-    if num_devices > 1 and BATCH_SIZE in flat(cfg):  # a step of as many samples, in parts
+    if num_devices > 1 and BATCH_SIZE in flatten(cfg):  # a step of as many samples, in parts
         cfg.data.batch_size *= num_devices
         cfg.trainer.accumulate_grad_batches *= num_devices
     num_steps = max(30, min(NUM_RATES, int(MAX_SECONDS / best.seconds / num_devices)))
@@ -170,8 +170,8 @@ def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None
         return
     say(f"\nlearning rate {rate:.2g}: there the loss falls fastest, in {num_steps} steps.")
     say("It is for a constant rate; a schedule may have it as its largest one.")
-    numbers = [k for k, v in flat(cfg.model, "model.").items() if type(v) in (int, float)]
-    keys = [key for key in numbers if leaf(key) in RATES]
+    numbers = [k for k, v in flatten(cfg.model, "model.").items() if type(v) in (int, float)]
+    keys = [key for key in numbers if last_part(key) in RATES]
     if len(keys) == 1:
         paste.append(f"{keys[0]}={rate:.2g}")
     else:

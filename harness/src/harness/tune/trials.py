@@ -23,15 +23,15 @@ from pytorch_lightning.tuner.tuning import Tuner
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.data import extract_batch_size
 
-from harness.data.loaders import leaves
+from harness.compat import callbacks_of
+from harness.data.loaders import flat_loaders
 from harness.data.shared_batches import SharedBatchSampler
 from harness.errors import UserError
-from harness.exact.global_batches import GlobalBatches
+from harness.features.speed import Speed
 from harness.init.freezing import Freezing
-from harness.knobs.speed import Speed
-from harness.run.attachments import Attachments
-from harness.run.build import build, user_errors
-from harness.upstream import callbacks_of
+from harness.parity.global_batches import GlobalBatches
+from harness.training.attachments import Attachments
+from harness.training.build import build, user_errors
 
 KEPT = (
     Attachments,
@@ -189,7 +189,7 @@ def measure_steps(cfg: Any, size: int | None) -> Steps:
 
     def cached(loaders: Any) -> Endless:
         batches = list(islice(batches_of(loaders), CACHED))
-        samplers = [getattr(one, "batch_sampler", None) for one in leaves(loaders)]
+        samplers = [getattr(one, "batch_sampler", None) for one in flat_loaders(loaders)]
         counted = [one for one in samplers if isinstance(one, SharedBatchSampler)]
         found["all"] = min((one.settings()["num_samples"] for one in counted), default=0)
         found["here"] = size or extract_batch_size(batches[0])

@@ -1,0 +1,43 @@
+"""Skip calls of hooks that callbacks do not implement.
+
+For each of six hooks of a step, Lightning 2.6 enters a profiler context for every callback and
+calls the hook, even if it is empty. That takes a tenth of a step of the tiny network in
+``harness/benchmarks/overhead.py``. A project's callbacks stay as they are. Uses nothing private.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.profilers import PassThroughProfiler
+
+from harness.compat import callbacks_of
+
+NOTHING: AbstractContextManager[Any] = nullcontext()
+HOOKS = (
+    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_train_batch_end"),
+)
+
+
+class NoProfiler(PassThroughProfiler):
+    """Return the same empty context for every action."""
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """Return a context that does nothing."""
+        return NOTHING
+
+
+def skip_unimplemented_hooks(trainer: pl.Trainer) -> None:
+    """Skip step hooks that a callback of the library or Lightning does not implement.
+
+    It also replaces Lightning's default profiler, which measures nothing.
+    """
+    if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]  # set untyped
+        trainer.profiler = NoProfiler()  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer):
+        is_known = type(callback).__module__.partition(".")[0] in ("harness", "pytorch_lightning")
+        for name in HOOKS if is_known else ():
+            if getattr(type(callback), name) is getattr(pl.Callback, name):
+                # Lightning skips None. A LambdaCallback has its functions in the same attributes.
+                vars(callback).setdefault(name, None)

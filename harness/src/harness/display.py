@@ -1,0 +1,32 @@
+"""Format lists, paths, values and commands for messages."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def join_first(items: Iterable[object], most: int = 5) -> str:
+    """Return the first items, joined by commas, and the number of the other ones."""
+    texts = [*map(str, items)]
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def format_override(value: Any) -> str:
+    """Return a value as a user types it in a command."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else text[:60]
+
+
+def display_path(file: str | Path) -> str:
+    """Return a path relative to the working directory, or the absolute path if it is outside."""
+    path = os.path.relpath(file)
+    return os.path.abspath(file) if path.startswith("..") else path
+
+
+def typed_command(module: str) -> str:
+    """Return the command that the user typed: that of a script, or of ``module``."""
+    is_script = not sys.argv[0].endswith("__main__.py")
+    return f"python {sys.argv[0]}" if is_script else f"python -m {module}"

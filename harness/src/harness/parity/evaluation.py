@@ -1,0 +1,221 @@
+"""The callback that combines logged values, metrics and lists over the ranks.
+
+It decides when; ``SelfLog`` combines logged values, and ``Gathering`` the lists of the module:
+
+- At the start of a batch both get its number of samples on this rank.
+- At the end of a training step ``SelfLog`` combines the step's values, if a logger or a scheduler
+  reads them then. Between such steps ``callback_metrics`` has this rank's values.
+- At the end of a loader or training epoch all values are combined, before Lightning and the
+  module's own epoch-end hook read them.
+- The values that this epoch-end hook logs must be equal on all ranks. Otherwise an evaluation
+  stops with an error, and a training logs a warning.
+"""
+
+import logging
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from harness.compat.logged_values import (
+    LoggedValue,
+    Pair,
+    metric_counts,
+    named_metrics,
+    reduced,
+    restore_metric,
+)
+from harness.data.batches import Batch
+from harness.data.loaders import flat_loaders
+from harness.distributed.vote import gather
+from harness.errors import UserError
+from harness.parity.gathering import Gathering
+from harness.parity.global_batches import Shares, check_same_batches, shares_of
+from harness.strategies.sync_batch_norm import SyncBatchNorm
+
+log = logging.getLogger(__name__)
+
+
+class ExactEvaluation(pl.Callback):
+    """Log and evaluate on several ranks the values that a single process would get."""
+
+    def __init__(self) -> None:
+        self.self_log: Any = None  # a SelfLog, from ``attachments`` in each stage
+        self.gathering: Gathering | None = None  # None with one rank
+        self.counts_before_padding: list[tuple[Metric, dict[str, Any]]] = []
+        self.warned: set[str] = set()
+
+    def on_train_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Pass on the batch's number of samples; before padding, save the states of all metrics."""
+        sharing = running_batches(trainer, dataloader_idx)
+        num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
+        SyncBatchNorm.is_padding = sharing is not None and sharing.is_padding(batch_idx)
+        if SyncBatchNorm.is_padding:
+            num_samples = 0
+            self.counts_before_padding = [
+                (metric, metric_counts(metric)) for metric in metrics_of(pl_module)
+            ]
+        self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
+        if self.gathering is not None:
+            self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
+
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
+
+    def on_predict_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Replace each ``Batch`` of indices by a plain list.
+
+        Iterating over a ``Batch`` seeds the generators, and prediction writers iterate.
+        """
+        loop = trainer.predict_loop
+        if isinstance(loop.current_batch_indices, Batch):
+            loop.current_batch_indices = loop.current_batch_indices[:]
+        for batches in loop.epoch_batch_indices:
+            batches[-1:] = [batch[:] for batch in batches[-1:]]
+
+    def end_batch(self, trainer: pl.Trainer) -> None:
+        """Settle a batch: undo what padding counted, and combine what is read."""
+        for metric, counts in self.counts_before_padding:
+            restore_metric(metric, counts, trainer.strategy.root_device)
+        self.counts_before_padding, SyncBatchNorm.is_padding = [], False
+        self.self_log.end_batch()
+        if self.gathering is not None:
+            self.gathering.end_batch()
+
+    def end_loader(self, trainer: pl.Trainer) -> None:
+        """Combine the values of a loader or of an epoch's steps."""
+        self.self_log.combine()
+        if trainer.world_size > 1:
+            pad_metric_lists(trainer, metrics_of(trainer.lightning_module))
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Gather the lists that the steps have filled, before the module's own hook reads them."""
+        if self.gathering is not None:
+            by_loader = map(shares_of, flat_loaders(evaluated_loaders(trainer)))
+            check_same_batches(trainer, [sharing for sharing in by_loader if sharing is not None])
+            self.gathering.gather_lists()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def end_epoch(self, trainer: pl.Trainer) -> None:
+        """Combine what hooks at the end of an epoch have logged."""
+        for logged, by_rank in self.self_log.of_all_processes():
+            self._settle(trainer, logged, by_rank)
+        if self.gathering is not None:
+            self.gathering.has_global = False
+
+    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]) -> None:
+        """Set the value that an epoch-end hook has logged; refuse one that differs by rank.
+
+        ``by_rank`` has the total and weight of each rank, or None where it has logged nothing.
+        """
+        name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
+        pairs = [pair for pair in by_rank if pair]
+        is_everywhere = len(pairs) == len(by_rank)
+        if logged.how.get("sync_dist") and op != "mean" and is_everywhere:
+            assert self.gathering is not None
+            if op == "sum" and self.gathering.has_global:
+                raise UserError(
+                    f"{hook} logs {name} with sync_dist=True, which sums it over the processes, "
+                    "and the lists of the module already hold what all of them have collected.\n"
+                    "Remove sync_dist=True, or log the value in the step."
+                )
+            logged.complete_epoch(pairs)
+            return
+        logged.complete_epoch(pairs[:1])
+        numbers = [reduced(op, *pair) for pair in pairs]
+        if is_everywhere and np.allclose(numbers, numbers[0], rtol=1e-6, atol=0, equal_nan=True):
+            return
+        values = ", ".join(f"{reduced(op, *pair):.6g}" if pair else "none" for pair in by_rank)
+        problem = f"{name}, logged in {hook}, differs between ranks ({values})"
+        rank_zero = (
+            "To log rank 0's value only, such as a time: self.log(..., rank_zero_only=True)."
+        )
+        if not trainer.training:
+            raise UserError(
+                f"{problem}: each rank has counted its own samples.\n"
+                "Log it in the step, log a torchmetrics metric, or append what it is "
+                "computed from to a list of the module (self.outputs), which the run gathers. "
+                f"{rank_zero}"
+            )
+        if name not in self.warned and trainer.is_global_zero:
+            log.warning(
+                "%s. The log has rank 0's value.\nLog it in the step. %s", problem, rank_zero
+            )
+        self.warned.add(name)
+
+
+def evaluated_loaders(trainer: pl.Trainer) -> Any:
+    """Return the loaders of the running validation or test."""
+    return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+
+
+def running_batches(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
+    """Return the sampler or stream that splits the running loader's batches over the ranks."""
+    loaders = evaluated_loaders(trainer) if trainer.evaluating else trainer.train_dataloader
+    if (only := shares_of(loaders)) is not None:  # the usual case, without a search
+        return only
+    singles = flat_loaders(loaders)
+    return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
+
+
+def is_padding(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
+    """Return whether this rank has no sample of the batch, and repeats one to keep in step."""
+    sharing = running_batches(trainer, dataloader_idx)
+    return sharing is not None and sharing.is_padding(batch_idx)
+
+
+def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
+    """Return the metrics that are submodules, or elements of a dict, list or tuple attribute."""
+    candidates: list[Any] = [*named_metrics(pl_module).values()]
+    for value in vars(pl_module).values():
+        candidates += value.values() if isinstance(value, dict) else ()
+        # ``iter``, because the length of a user's list may raise.
+        candidates += iter(value) if isinstance(value, (list, tuple)) else ()
+    return [value for value in candidates if isinstance(value, Metric)]
+
+
+def pad_metric_lists(trainer: pl.Trainer, metrics: list[Metric]) -> None:
+    """Cast each metric state to one dtype on all ranks, and pad its list to one length.
+
+    An update in 64 or 16 bits changes the dtype of a state, and a rank may have had fewer updates,
+    or none. gloo aborts the process if dtypes differ. Some metrics, such as those of retrieval,
+    gather their list element by element, so the lengths must be equal as well.
+    """
+    states = [(metric, name) for metric in metrics for name in metric.metric_state]
+    descriptions = [describe_state(getattr(metric, name)) for metric, name in states]
+    by_rank = gather(trainer, descriptions) if states else []
+    for (metric, name), of_ranks in zip(states, zip(*by_rank, strict=True), strict=True):
+        state = getattr(metric, name)
+        kinds = [(dtype, shape) for _, dtype, shape in of_ranks if dtype is not None]
+        if not kinds:
+            continue  # lists that are empty on all ranks
+        dtype = reduce(torch.promote_types, (dtype for dtype, _ in kinds))
+        if isinstance(state, Tensor):
+            setattr(metric, name, state.to(dtype))
+            continue
+        empty = torch.zeros(0, *kinds[0][1], dtype=dtype, device=trainer.strategy.root_device)
+        state[:] = [tensor.to(dtype) for tensor in state]
+        state += [empty] * (max(length for length, *_ in of_ranks) - len(state))
+
+
+def describe_state(state: Any) -> tuple[int, torch.dtype | None, torch.Size]:
+    """Return a state's list length (0 for a tensor), its dtype, and the shape of a row.
+
+    The dtype is None for an empty list, and for a list of something else than tensors.
+    """
+    if isinstance(state, Tensor):
+        return 0, state.dtype, state.shape[1:]
+    if not state or not isinstance(state[-1], Tensor):  # such as the masks of detection
+        return 0, None, torch.Size()
+    return len(state), state[-1].dtype, state[-1].shape[1:]

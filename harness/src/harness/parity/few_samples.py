@@ -1,0 +1,209 @@
+"""Read a few samples of a run's first training batches, for the parity check.
+
+In: the loaders of the run. Out: batches of a few samples, whole and split into parts. The loader's
+own ``collate_fn`` makes them. If the loader has workers, a separate worker reads the samples, so
+that the training process opens no file of the data set. They are kept pickled, for later checks.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from harness.data.loaders import SharedLoader, flat_loaders
+from harness.data.randomness import (
+    generator_states,
+    preserved_generators,
+    same_states,
+    seed_generators,
+)
+from harness.data.shared_batches import SharedBatchSampler
+from harness.parity.snapshot import MOST_BYTES, NotCheckedError
+
+MOST_SAMPLES = 31
+FEWEST_SAMPLES = 3
+Places = tuple[int, ...]  # positions of samples in a batch
+
+
+class FewSamples:
+    """The first samples of a run's first batches. Reading them leaves the samplers as they are.
+
+    Args:
+        loaders: the trainer's loaders; their first batches must have been drawn.
+        num_parts: the number of ranks, or of accumulated batches per step.
+        is_larger: whether a sample takes more memory in the check than in training.
+
+    Raises:
+        NotCheckedError: the loaders have no batches of indices, or these have too few samples.
+    """
+
+    def __init__(self, loaders: Any, num_parts: int, is_larger: bool) -> None:
+        self.structure = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+        self.first = {id(loader): first_batches(loader) for loader in flat_loaders(loaders)}
+        samplers = [loader.batch_sampler for loader in flat_loaders(loaders)]
+        fewest = min(len(batch) for batches in self.first.values() for batch in batches)
+        num_shares = max(sampler.num_shares for sampler in samplers)
+        self.size = min(fewest, MOST_SAMPLES, most_samples(-(-fewest // num_shares), is_larger))
+        if self.size < FEWEST_SAMPLES:
+            raise NotCheckedError(f"a batch has fewer than {FEWEST_SAMPLES} samples")
+        # If all local batches have one size, a mean of the ranks' means by hand is correct.
+        self.are_even = all(map(is_even, samplers))
+        self.num_parts = num_parts
+        self.pickled: dict[Any, bytes] = {}
+
+    def sizes(self, must_be_even: bool) -> list[int]:
+        """Return the number of samples of each part.
+
+        A part of size 0 computes a sample of another part, with weight 0.
+        """
+        size, num_parts = self.size, self.num_parts
+        if (must_be_even or self.are_even) and size >= num_parts:
+            return [2 ** ((size // num_parts).bit_length() - 1)] * num_parts
+        if must_be_even:
+            raise NotCheckedError(f"{size} samples are too few for {num_parts} ranks that gather")
+        if size <= num_parts or num_parts == 2:  # two parts with samples, the others are empty
+            return [size - size // 3, size // 3, *[0] * (num_parts - 2)]
+        size_of_others = size // (num_parts + 1)
+        first_size = size - size_of_others * (num_parts - 1)
+        return [first_size, *[size_of_others] * (num_parts - 1)]
+
+    def places(self, sizes: Sequence[int], number: int) -> tuple[Places, list[Places]]:
+        """Return the positions in a batch of all samples of a check, and of those of each part.
+
+        Args:
+            sizes: the number of samples of each part.
+            number: of the check, counted from 0; each check begins 5 samples later.
+        """
+        most = min(len(batches[0]) for batches in self.first.values())
+        whole = tuple((5 * number + i) % most for i in range(sum(sizes)))
+        ends = [*accumulate(sizes)]
+        parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return whole, [part or whole[:1] for part in parts]
+
+    def read(self, number: int, wanted: Sequence[Places]) -> list["Collated"]:
+        """Return, for each element of ``wanted``, a batch of the samples at these positions.
+
+        Args:
+            number: chooses one of the first batches.
+            wanted: positions in that batch.
+        """
+        missing = [places for places in wanted if (number, places) not in self.pickled]
+        columns = []
+        for loader in flat_loaders(self.structure) if missing else ():
+            batches = self.first[id(loader)]
+            indices = batches[number % len(batches)]
+            chosen = [[indices[place] for place in places] for places in missing]
+            columns.append(read_once(loader, chosen))
+        for i, places in enumerate(missing):
+            parts = iter([column[i] for column in columns])
+            batch = apply_to_collection(self.structure, DataLoader, lambda _, it=parts: next(it))
+            self.pickled[number, places] = pickle.dumps(batch)
+        batches_read = [self.pickled[number, places] for places in wanted]
+        if sum(map(len, self.pickled.values())) > MOST_BYTES:
+            self.pickled = {}
+        return [join_batches(pickle.loads(batch)) for batch in batches_read]
+
+
+def read_once(loader: Any, batches: Sequence[Sequence[Any]]) -> list["Collated"]:
+    """Read batches of a data set as its loader does; in a worker if the loader has workers."""
+    has_workers = loader.num_workers > 0
+    drawn = [loader.batch_sampler.batch([*indices]) for indices in batches]
+    reading: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_sampler=drawn if has_workers else _Begun(drawn),
+        num_workers=int(has_workers),
+        collate_fn=partial(collated, loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=loader.timeout,
+    )
+    with preserved_generators():
+        return list(reading)
+
+
+class _Begun(list[Any]):
+    """Batches that seed the generators of this process when they are read."""
+
+    def __iter__(self) -> Any:
+        return (batch.begin() for batch in super().__iter__())
+
+
+class Collated:
+    """A batch, and whether collating it has drawn random numbers."""
+
+    def __init__(self, batch: Any, has_drawn: bool) -> None:
+        self.batch, self.has_drawn = batch, has_drawn
+
+
+def collated(collate: Callable[[Any], Any], samples: Any) -> Collated:
+    """Collate samples, with the same seed for all parts."""
+    seed_generators(0)
+    before = generator_states()
+    batch = collate(samples)
+    return Collated(batch, not same_states(before, generator_states()))
+
+
+def join_batches(batches: Any) -> Collated:
+    """Merge the batches of all loaders into one, as the loaders are nested."""
+    have_drawn: list[bool] = []
+
+    def batch_of(item: Collated) -> Any:
+        have_drawn.append(item.has_drawn)
+        return item.batch
+
+    return Collated(apply_to_collection(batches, Collated, batch_of), any(have_drawn))
+
+
+def most_samples(num_here: int, is_larger: bool) -> int:
+    """Return how many samples a check may compute without more memory than a training step.
+
+    Args:
+        num_here: the number of samples of a local batch in training.
+        is_larger: whether a sample takes more memory in the check than in training.
+    """
+    if is_larger:
+        return max(FEWEST_SAMPLES, num_here // 2)
+    return max(FEWEST_SAMPLES, num_here - 1 if num_here > 7 else num_here)
+
+
+def is_even(sampler: SharedBatchSampler) -> bool:
+    """Return whether all local batches of a training have the same size."""
+    size, num_shares = getattr(sampler.batches, "batch_size", None), max(2, sampler.num_shares)
+    if not size or size % num_shares:
+        return False
+    rest = sampler.settings()["num_samples"] % size
+    return bool(getattr(sampler.batches, "drop_last", False)) or rest % num_shares == 0
+
+
+def first_batches(loader: Any) -> list[list[Any]]:
+    """Return those of a loader's first batches that have the most samples."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, SharedBatchSampler):
+        raise NotCheckedError("its batches come from a stream")
+    own = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    if any("__iter__" in vars(kind) for kind in own if kind is not SharedLoader):
+        raise NotCheckedError("its loader's __iter__ makes the batches")
+    most = max(map(len, sampler.first), default=0)
+    if not most:
+        raise NotCheckedError("no batch was drawn")
+    return [batch for batch in sampler.first if len(batch) == most]
+
+
+def transferred(module: pl.LightningModule, batch: Any) -> Any:
+    """Move a batch to the module's device, with the transfer hooks of data module or module."""
+    from pytorch_lightning.utilities.model_helpers import is_overridden
+
+    trainer = module.trainer
+    batch = trainer.precision_plugin.convert_input(batch)
+    data = getattr(trainer, "datamodule", None)
+    for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+        hooked = data if data is not None and is_overridden(name, data) else module
+        device = (module.device,) if name == "transfer_batch_to_device" else ()
+        batch = getattr(hooked, name)(batch, *device, 0)
+    return batch

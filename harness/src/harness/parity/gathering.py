@@ -1,0 +1,265 @@
+"""Collectives of the user's module: ``self.all_gather``, ``torch.distributed``, and lists.
+
+In an evaluation each rank computes whole batches in turn, and some ranks may have one batch fewer.
+So a collective within a step could wait forever:
+
+- ``self.all_gather`` in such a step returns the tensor itself: the step has a whole batch.
+- A collective of ``torch.distributed`` is refused if some ranks have no batch in this turn.
+- Lists that the steps fill are gathered once, before the module's epoch-end hook reads them.
+
+In training, a rank without a sample of a batch computes a sample of another rank. The run then
+warns of collectives, which count that sample twice, and refuses to gather unequal shapes.
+"""
+
+import logging
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from itertools import dropwhile
+from traceback import walk_stack
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.compat.processes import NoCollectives
+from harness.data.shared_batches import SharedBatchSampler
+from harness.distributed.vote import gather
+from harness.errors import UserError
+from harness.parity.global_batches import Shares, shares_of
+
+log = logging.getLogger(__name__)
+# Methods of the strategy that ``Gathering`` replaces during a run.
+METHODS = ("all_gather", "training_step", "validation_step", "test_step")
+LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # may call collectives
+FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable")
+FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that every module has
+
+ListKey = tuple[str, Any]  # name of an attribute; key in it if it is a dict of lists, else None
+Part = tuple[tuple[int, int], list[Any]]  # (loader, batch), and what the step has appended
+
+
+class Gathering:
+    """Wrap the strategy's ``all_gather`` and steps, and gather the lists of a module.
+
+    In Lightning, a module's steps append outputs to a list that ``on_validation_epoch_end`` reads.
+    ``gather_lists`` gathers lists in attributes, and in dicts there, before that hook runs. The
+    elements come in the order of a single process, after those from before the evaluation.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.trainer, self.module = trainer, module
+        self.places: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
+        self.lengths: list[dict[ListKey, int]] = []  # of all lists before each step
+        self.batch_idx: int | None = None  # of the running training batch; else None
+        self.has_global = False  # this rank already has the data of all ranks
+        self.is_alone = False  # other ranks have no batch in this turn
+        self.is_padding = False  # this rank has no sample of the training batch
+        self.has_warned = False
+        self.original_all_gather, *steps = (getattr(trainer.strategy, name) for name in METHODS)
+        replacements = [self.all_gather, *(partial(self._step, step) for step in steps)]
+        vars(trainer.strategy).update(zip(METHODS, replacements, strict=True))
+
+    def remove(self) -> None:
+        """Restore the strategy's own methods."""
+        for name in METHODS:
+            vars(self.trainer.strategy).pop(name, None)
+
+    def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
+        """Note which batch runs, and which ranks have samples of it.
+
+        Args:
+            sharing: the sampler or stream that splits the batches over the ranks.
+            batch_idx: as Lightning counts it on this rank.
+            dataloader_idx: of the loader.
+        """
+        is_training = bool(self.trainer.training)
+        if not is_training:
+            if batch_idx == dataloader_idx == 0:
+                self.places, self.lengths = [], []
+            self.places.append((dataloader_idx, batch_idx))
+            self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
+        self.batch_idx = batch_idx if is_training else None
+        self.has_global = self.is_alone = False
+        self.is_padding = is_training and sharing is not None and sharing.is_padding(batch_idx)
+        if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.is_round_robin:
+            is_last = (
+                len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks
+            )  # and some ranks have no batch
+            is_split = is_last and (sharing.splits_last or batch_idx == 0)
+            self.has_global, self.is_alone = not is_split, is_last and not is_split
+        model = self.trainer.strategy.model
+        if isinstance(model, DistributedDataParallel):
+            # DDP broadcasts rank 0's buffers in each forward. In an evaluation once is enough.
+            model.require_forward_param_sync = is_training or batch_idx + dataloader_idx == 0
+
+    def end_batch(self) -> None:
+        """Let ``all_gather`` gather again: the batch and its hooks have ended."""
+        self.has_global, self.is_padding, self.batch_idx = False, False, None
+
+    def gather_lists(self) -> None:
+        """Gather the lists that the steps have filled.
+
+        If there are any, ``self.all_gather`` returns its input in the epoch-end hook, and other
+        collectives are refused there.
+        """
+        lists = dict(lists_of(self.module))
+        pickled = {path: self._pickled(path, values) for path, values in lists.items()}
+        pickled = {path: parts for path, parts in pickled.items() if parts != b""}
+        by_rank = gather(self.trainer, pickled)
+        # Leave out lists that the user clears within the evaluation, or that cannot be pickled.
+        paths = [
+            path
+            for path in dict.fromkeys(path for of_rank in by_rank for path in of_rank)
+            if path in lists and all(of_rank.get(path, b"") is not None for of_rank in by_rank)
+        ]
+        device = self.module.device
+
+        def moved_back(item: OnDevice) -> Tensor:
+            return item.tensor.to(device)
+
+        for path in paths:
+            parts: list[Part] = []
+            for of_rank in by_rank:
+                parts += pickle.loads(of_rank[path]) if path in of_rank else []
+            parts.sort(key=lambda part: part[0])  # by loader and batch; ranks stay in order
+            merged = [element for _, elements in parts for element in elements]
+            start = self.lengths[0].get(path, 0)
+            lists[path][start:] = apply_to_collection(merged, OnDevice, moved_back)
+        self.has_global = bool(paths)
+        if not self.has_global:
+            return
+        hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
+        vars(self.module)[hook] = partial(without_collectives, self.module, hook)
+
+    def _pickled(self, path: ListKey, values: list[Any]) -> bytes | None:
+        """Pickle what the steps have appended; None if a list was cleared or cannot be pickled."""
+        lengths = [before.get(path, 0) for before in self.lengths] + [len(values)]
+        steps = zip(self.places, lengths, lengths[1:], strict=False)
+        parts = [(place, values[start:end]) for place, start, end in steps if start < end]
+        if lengths != sorted(lengths):
+            return None
+        try:
+            return pickle.dumps(apply_to_collection(parts, Tensor, _movable)) if parts else b""
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+
+    def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_alone or self.is_padding:
+            on_collective = self._refuse_collective if self.is_alone else self._check_collective
+            with NoCollectives(on_collective):
+                return original(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    def _check_collective(self) -> None:
+        """Warn of a collective in a padding step that the user's code has called itself."""
+        names = [frame.f_globals["__name__"] for frame, _ in walk_stack(None)]
+        caller = next(n for n in dropwhile(is_library, names) if n.partition(".")[0] != "torch")
+        # Allowed: a backward that reduces gradients, and layers of fsdp that gather parameters.
+        is_of_strategy = any(n.startswith(("torch.autograd.graph", *FSDP_MODULES)) for n in names)
+        if not (is_of_strategy or is_library(caller) or caller.partition(".")[0] in LIBRARIES):
+            self._warn_of_padding()
+
+    def _warn_of_padding(self) -> None:
+        if not self.has_warned:
+            log.warning(
+                "training_step calls a collective (torch.distributed, self.all_gather, or a layer "
+                "such as SyncBatchNorm), but rank %d has no sample of this batch. It computes a "
+                "sample of another rank, which the collective counts twice.\nUse drop_last=True, "
+                "or a batch size that leaves a sample for each rank. self.log, mean_over, sum_over "
+                "and torchmetrics count each sample once.",
+                self.trainer.global_rank,
+            )
+        self.has_warned = True
+
+    def _refuse_collective(self) -> None:
+        step = "test_step" if self.trainer.testing else "validation_step"
+        raise UserError(
+            f"{step} calls a collective (torch.distributed, or a metric with "
+            "dist_sync_on_step=True), but some ranks have one batch less and would not join it.\n"
+            "Remove the collective: log the value, or append it to a list of the module, which "
+            "the run gathers at the end. Or call self.all_gather, which returns the whole batch."
+        )
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
+
+        It returns the tensor itself if this rank already has the data of all ranks.
+
+        Raises:
+            UserError: the shapes differ. gloo would return garbage, and NCCL would hang.
+        """
+        if self.has_global:
+            return tensor
+        if not self._is_even() and group in (None, dist.group.WORLD):
+            if self.is_padding and not tensor.ndim:
+                self._warn_of_padding()
+            shape_here = "no sample" if self.is_padding and tensor.ndim else tuple(tensor.shape)
+            shapes = gather(self.trainer, shape_here)
+            if any(shape != shapes[0] for shape in shapes):
+                raise UserError(
+                    "self.all_gather needs one shape on all ranks, and they have "
+                    f"{', '.join(map(str, shapes))}.\n"
+                    "In training, the last batch of an epoch may be smaller: give the DataLoader "
+                    f"drop_last=True, and a batch size that is a multiple of {len(shapes)} ranks. "
+                    "In an evaluation, append to a list of the module instead: the run gathers "
+                    "lists at the end."
+                )
+        return self.original_all_gather(tensor, group=group, sync_grads=sync_grads)
+
+    def _is_even(self) -> bool:
+        """Return whether all local batches of this training batch have one size."""
+        # With several loaders, each may split its batches unevenly in another way.
+        sharing = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
+        return (
+            isinstance(sharing, SharedBatchSampler) and sharing.weight(self.batch_idx or 0) == 1.0
+        )
+
+
+def without_collectives(module: pl.LightningModule, hook: str) -> None:
+    """Call the hook that this function replaces for one call, and refuse collectives in it."""
+    del vars(module)[hook]
+    with NoCollectives(partial(refuse_gathering_again, hook)):
+        getattr(module, hook)()
+
+
+def is_library(name: str) -> bool:
+    """Return whether a Python module is part of this library, which counts no padding."""
+    return name.partition(".")[0] == "harness"
+
+
+def refuse_gathering_again(hook: str) -> None:
+    """Refuse a collective that the user's code has called, not one of ``LIBRARIES``."""
+    packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
+    if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
+        raise UserError(
+            f"{hook} calls torch.distributed, and the lists of the module already hold what all "
+            "processes have collected.\nRemove the call, or use self.all_gather, which returns its "
+            "input here."
+        )
+
+
+class OnDevice(NamedTuple):
+    """A copy on the host of a tensor that was on the module's device, and returns there."""
+
+    tensor: Tensor
+
+
+def lists_of(module: pl.LightningModule) -> Iterator[tuple[ListKey, list[Any]]]:
+    """Yield the lists in a module's attributes, and in dicts there, with their names."""
+    for name, value in vars(module).items():
+        if name in FRAMEWORK:
+            continue
+        if type(value) is list:
+            yield (name, None), value
+        elif isinstance(value, dict):
+            yield from (((name, key), item) for key, item in value.items() if type(item) is list)
+
+
+def _movable(tensor: Tensor) -> Any:
+    tensor = tensor.detach()
+    # Pickling a view would pickle its whole storage.
+    return tensor.clone() if tensor.device.type == "cpu" else OnDevice(tensor.cpu())

@@ -1,0 +1,163 @@
+"""Build what a run's config names: data, module, loggers, callbacks, and their Trainer.
+
+In: the config. Out: the objects, which take plain values and never see it. Next: the Trainer fits,
+tests or predicts, as ``train`` asks it to.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig
+
+from harness import provenance
+from harness.compat import versions
+from harness.data import facts
+from harness.distributed.launcher import global_rank
+from harness.errors import UserError
+from harness.features import trackers
+from harness.files import write_yaml
+from harness.init.settings import settings
+from harness.loggers.tensorboard import guarded
+from harness.targets import instantiate, packages_named
+from harness.training import log_file, summary
+from harness.training.attachments import attach, trainer_callbacks, trainer_plugins
+from harness.training.check_targets import check_kinds, check_targets
+
+log = logging.getLogger(__name__)
+SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
+
+
+def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
+    """Build what the config names; with ``data: null`` the model has the loaders.
+
+    Raises:
+        UserError: if a ``_target_`` does not exist or does not take its arguments.
+    """
+    with user_errors():
+        check_targets(cfg)
+    is_first = global_rank() == 0
+    # Packages that the config names belong to the run's log; torch's own is about its compiler.
+    log_file.start(Path(cfg.run_dir, "run.log"), packages_named(cfg) - {"torch"}, is_first)
+    if is_first and (changes := provenance.changes(training_folder(cfg))):
+        log.warning("%s", changes)
+    seed(cfg)
+    with user_errors(cfg):
+        data = make_data(cfg)
+        model, freezing = make_model(cfg)
+        trackers.send_no_reports()
+        loggers = [guarded(make(node)) for node in cfg.logger.values() if node]
+        callbacks = configured_callbacks(cfg, has_loggers=bool(loggers))
+        check_kinds(model, data, callbacks, loggers)
+        trainer = instantiate(
+            cfg.trainer,
+            **trainer_plugins(cfg),
+            callbacks=[*trainer_callbacks(cfg, freezing), *callbacks],
+            logger=loggers,
+            default_root_dir=cfg.run_dir,
+            enable_checkpointing=any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
+            _convert_="all",
+        )
+    versions.check(trainer)
+    attach(trainer, model, data)
+    return trainer, model, data
+
+
+@contextmanager
+def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
+    """Turn errors of Hydra, Lightning and torch about wrong settings into a ``UserError``."""
+    try:
+        yield
+    except Exception as error:
+        from harness.training import user_errors  # only a run that fails needs it
+
+        if message := user_errors.describe_config_error(error, cfg):
+            raise UserError(message) from error
+        raise
+
+
+def seed(cfg: DictConfig) -> None:
+    """Seed all generators, before each stage, so that evaluate draws what the run's test drew."""
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+
+
+def make(node: DictConfig) -> Any:
+    """Build one object of plain values."""
+    return instantiate(node, _convert_="all")
+
+
+def make_data(cfg: DictConfig) -> Any:
+    """Build the data module, and fill in the settings that the config takes from it.
+
+    A new run writes these facts into its folder; whatever uses the run later reads them there.
+    """
+    data = None if cfg.data is None else make(cfg.data)
+    if "resume" in cfg and cfg.resume is None:
+        filled = facts.fill_in(cfg, data)
+        if filled and global_rank() == 0:
+            write_yaml(Path(cfg.run_dir, facts.FILE), json.dumps(filled, indent=2) + "\n")
+        return data
+    run_dir = training_folder(cfg)
+    facts.hand_over(data, run_dir)
+    facts.fill_in(cfg, data, run_dir)
+    return data
+
+
+def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
+    """Build the module with the weights of ``init``, and the callback that keeps parts frozen.
+
+    Only a new run loads these weights: a resumed one has checkpoints.
+    """
+    model = make(cfg.model)
+    if "resume" not in cfg or not isinstance(model, pl.LightningModule):
+        return model, []
+    init = settings(cfg.get("init"))
+    if init.path is not None and cfg.resume is None:
+        from harness.init.weights import start_from  # only a run that starts from weights needs it
+
+        rows, lines = start_from(model, init)
+        if global_rank() == 0:
+            summary.show(rows)
+            log.info("\n".join(lines))
+    if not init.freeze:
+        return model, []
+    from harness.init.freezing import Freezing  # for init.freeze alone
+
+    freezing = Freezing(init.freeze, init.unfreeze_at_epoch)
+    freezing.freeze(model)
+    return model, [freezing]
+
+
+def training_folder(cfg: DictConfig) -> Path:
+    """Return the folder of the run that trains, or that has written the checkpoint."""
+    return Path(cfg.run_dir) if "resume" in cfg else Path(cfg.checkpoint).resolve().parent.parent
+
+
+def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
+    """Build the config's callbacks, without those that Lightning refuses or that do nothing."""
+    is_used = {
+        pl.callbacks.Checkpoint: "resume" in cfg,  # an evaluation has its run's callbacks
+        pl.callbacks.ProgressBar: cfg.trainer.enable_progress_bar,
+        pl.callbacks.LearningRateMonitor: has_loggers,
+    }
+    idle = tuple(kind for kind in is_used if not is_used[kind])
+    built: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
+    callbacks = [callback for callback in built if not isinstance(callback, idle)]
+    bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
+    if len(bars) > 1:  # a user's own takes the place of the harness's
+        callbacks = [c for c in callbacks if not (c in bars and is_of_harness(c))]
+    for callback in callbacks:
+        # Several checkpoints need several names, or only the last would stay.
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):
+            name = callback.filename or "best"
+            callback.filename = name if "{" in name else name + "-{epoch}-{step}"
+    return callbacks
+
+
+def is_of_harness(callback: pl.Callback) -> bool:
+    """Return whether the harness has defined the class of a callback."""
+    return type(callback).__module__.partition(".")[0] == "harness"
