@@ -135,7 +135,7 @@ def test_every_part_of_a_page_that_a_link_names_is_there() -> None:
 
 # What looks like a path and is made by a run or by the reader, or is the name of something else.
 NO_FILES = re.compile(
-    r"(train|val|test|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
+    r"(train|val|test|gpu|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
     r"|(config|overrides)\.yaml$|.*(mine|linear)"
 )
 
