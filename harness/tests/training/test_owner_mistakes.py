@@ -112,7 +112,8 @@ LABEL = Mistake(
 )
 IN_INIT = Mistake(
     *(LAYER, '        self.linear = nn.Linear(6, int("4 wide"))  #!\n', "__init__"),
-    "ValueError: invalid literal for int() with base 10: '4 wide'\nIt was built for model.",
+    "ValueError: invalid literal for int() with base 10: '4 wide'\n"
+    "The error occurred while model was built.",
 )
 IN_TRAINING = [
     *(SHAPES, LABEL, COLUMN),
@@ -241,7 +242,7 @@ def test_mistake_in_a_data_worker_or_a_replica_gets_its_place(
     owners: Callable[..., Path], mine: DictConfig
 ) -> None:
     """A worker's exception comes to the run's process as a text."""
-    in_worker = "KeyError: 'y'\nIn data worker 0; data.num_workers=0 reads in this process."
+    in_worker = "KeyError: 'y'\nData worker 0 raised it. Use data.num_workers=0 to debug it."
     path = owners(COLUMN)
     expect(train(mine, data={"num_workers": 1}), COLUMN._replace(says=in_worker), path)
     path = owners(SHAPES)

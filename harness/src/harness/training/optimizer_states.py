@@ -46,15 +46,15 @@ class OptimizerStates(pl.Callback):
             before, today = (", ".join(one[kind]) or "none" for one in (old, now))
             if before != today:
                 reason = f"its {kind} are {before}, and configure_optimizers gives {today}."
-                raise UserError(refusal(Path(str(trainer.ckpt_path)), reason))
+                raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
         for names in zip(old["names"], now["names"], strict=True):
             for before, today in zip(*names, strict=False):  # torch has compared their number
                 if before != today and before in names[1]:  # else it was renamed as it was loaded
                     reason = f"the optimizer's state of {before} would go to {today}."
-                    raise UserError(refusal(Path(str(trainer.ckpt_path)), reason))
+                    raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
 
 
-def refusal(checkpoint: Path, reason: str) -> str:
+def describe_misfit(checkpoint: Path, reason: str) -> str:
     """Say that this code cannot go on from a checkpoint, and what to do."""
     return (
         f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\n"
