@@ -67,7 +67,7 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
         if program not in TASKS or IS_ASKED & {*words}:
             continue
         typed = " ".join(word for word in words if word != "-m")
-        typed = re.sub(r"(outputs/\w+/<run>|\$run)/", f"{finished_run}/", typed)
+        typed = re.sub(r"(outputs/\w+/<run>|\$run)(?=[/ ]|$)", f"{finished_run}", typed)
         typed = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", typed)
         typed = re.sub(r"\bdata=mine data\.root=clips\b", "data=synthetic", typed)
         typed = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", typed)
