@@ -172,7 +172,7 @@ def test_frozen_weights_may_be_infinite() -> None:
 
 
 def test_a_device_that_computes_beside_the_host_copies_the_bad_step(monkeypatch) -> None:
-    monkeypatch.setattr(non_finite, "AT_ONCE", "")  # as if it was not the CPU
+    monkeypatch.setattr(non_finite, "HOST", "")  # as if it was not the CPU
     module: Any = nn.Linear(2, 2)
     trainer: Any = SimpleNamespace(global_step=0, world_size=1, precision_plugin=None)
     trainer.strategy = SimpleNamespace(checkpoint_io=None)

@@ -1,4 +1,4 @@
-"""tune measures an experiment as it is typed for train.py, writes nothing, and gives a line."""
+"""tune takes the overrides of train.py, writes nothing, and prints overrides to paste."""
 
 import re
 import shlex
@@ -21,16 +21,16 @@ Tune = Callable[..., str]
 def tune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Tune:
-    """What a person sees; trials are short."""
+    """Run tune with short trials, and return the printed text."""
     monkeypatch.setattr(trials, "SECONDS", 0.05)
     monkeypatch.setattr(search, "NUM_RATES", 40)
 
-    def run(*words: str, status: int = 0, **groups: str) -> str:
+    def run(*overrides: str, status: int = 0, **groups: str) -> str:
         chosen = write_conf(tmp_path / "mine", **groups) if groups else []
-        assert main([*chosen, "trainer.accelerator=cpu", *words]) == status
-        said = capsys.readouterr()
-        assert bool(said.err) == bool(status)
-        return said.err or said.out
+        assert main([*chosen, "trainer.accelerator=cpu", *overrides]) == status
+        printed = capsys.readouterr()
+        assert bool(printed.err) == bool(status)
+        return printed.err or printed.out
 
     return run
 
@@ -39,8 +39,8 @@ def net(name: str = "Net", lr: str = "lr: 0.1") -> str:
     return f"_target_: tests.tune.modules.{name}\n{lr}\n"
 
 
-def pasted(said: str) -> dict[str, str]:
-    return dict(word.split("=") for word in shlex.split(said.splitlines()[-1]))
+def pasted(printed: str) -> dict[str, str]:
+    return dict(word.split("=") for word in shlex.split(printed.splitlines()[-1]))
 
 
 def files(folder: Path) -> set[Path]:
@@ -49,13 +49,13 @@ def files(folder: Path) -> set[Path]:
 
 def test_the_line_can_be_pasted_and_nothing_was_written(tune: Tune, tmp_path: Path) -> None:
     before = files(ROOT)
-    said = tune("experiment=synthetic", "data.num_train=320")
+    printed = tune("experiment=synthetic", "data.num_train=320")
     assert files(ROOT) == before
-    assert all(len(line) <= 80 for line in said.splitlines())
-    line = said.splitlines()[-1]
-    assert list(pasted(said)) == ["data.batch_size", "data.num_workers", "model.optimizer.lr"]
-    words = ("experiment=synthetic", *line.split(), f"output_dir={tmp_path}", "debug=fast_dev_run")
-    result = command("train.py", *words)
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    line = printed.splitlines()[-1]
+    assert list(pasted(printed)) == ["data.batch_size", "data.num_workers", "model.optimizer.lr"]
+    overrides = ("experiment=synthetic", *line.split(), f"output_dir={tmp_path}")
+    result = command("train.py", *overrides, "debug=fast_dev_run")
     assert result.returncode == 0, result.stderr
 
 
@@ -67,27 +67,27 @@ def test_a_module_and_data_of_the_user_are_measured(tune: Tune) -> None:
 
 def test_the_largest_batch_that_fits_is_found_from_below_and_from_above(tune: Tune) -> None:
     for size, tried in ((10, ["10", "20", "40"]), (64, ["64", "32", "16"])):
-        said = tune(f"data.batch_size={size}", model=net("LargeNet"), data=DATA)
-        rows = re.findall(r"^ +(\d+) +(?:[\d,]+ |does not fit)", said, re.MULTILINE)
-        assert rows[:3] == tried, said
-        assert f"{2 * int(tried[-2]) if size == 10 else 32} do not fit." in said
-        assert int(pasted(said)["data.batch_size"]) <= 20
+        printed = tune(f"data.batch_size={size}", model=net("LargeNet"), data=DATA)
+        rows = re.findall(r"^ +(\d+) +(?:[\d,]+ |does not fit)", printed, re.MULTILINE)
+        assert rows[:3] == tried, printed
+        assert f"A batch of {2 * int(tried[-2]) if size == 10 else 32} does not fit." in printed
+        assert int(pasted(printed)["data.batch_size"]) <= 20
 
 
 def test_a_batch_of_which_not_one_sample_fits_ends_in_a_line(
     tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.tune.modules.MOST_SAMPLES", 0)
-    said = tune(model=net("LargeNet"), data=DATA, status=2)
-    assert said == "Not even one sample fits: use a smaller model.\n"
+    printed = tune(model=net("LargeNet"), data=DATA, status=2)
+    assert printed == "A single sample does not fit into memory. Use a smaller model.\n"
 
 
 def test_a_data_set_that_is_smaller_than_a_batch_ends_the_search(tune: Tune) -> None:
-    said = tune("data.num_train=12", model=net(), data=f"{DATA}num_train: 12\n")
-    assert "The data set has no more samples." in said
-    assert pasted(said)["data.batch_size"] == "12"
+    printed = tune("data.num_train=12", model=net(), data=f"{DATA}num_train: 12\n")
+    assert "The data set has no more samples." in printed
+    assert pasted(printed)["data.batch_size"] == "12"
     dropped = tune(model=net(), data=f"{DATA}num_train: 12\ndrop_last: true\n", status=2)
-    assert dropped == "The training loader gave no batch: use a smaller data.batch_size.\n"
+    assert dropped == "The training loader gave no batch. Use a smaller data.batch_size.\n"
 
 
 def test_slow_samples_want_workers_and_quick_ones_do_not(
@@ -101,35 +101,35 @@ def test_slow_samples_want_workers_and_quick_ones_do_not(
 
 
 def test_a_loop_of_the_modules_own_gets_all_but_a_rate(tune: Tune) -> None:
-    said = tune(model="_target_: tests.modules.several.Adversaries\n", data=DATA)
-    assert "(automatic_optimization=False), and \n2 optimizers." in said
-    assert list(pasted(said)) == ["data.batch_size", "data.num_workers"]
+    printed = tune(model="_target_: tests.modules.several.Adversaries\n", data=DATA)
+    assert "(automatic_optimization=False), with \n2 optimizers." in printed
+    assert list(pasted(printed)) == ["data.batch_size", "data.num_workers"]
 
 
 def test_what_has_no_key_in_the_config_is_said(tune: Tune) -> None:
-    said = tune("data=null", model=net("OwnLoaders"))
-    assert "The config has no data.batch_size" in said
-    assert "The config has no data.num_workers" in said
-    assert list(pasted(said)) == ["model.lr"]
+    printed = tune("data=null", model=net("OwnLoaders"))
+    assert "The config has no data.batch_size" in printed
+    assert "The config has no data.num_workers" in printed
+    assert list(pasted(printed)) == ["model.lr"]
     several = net(lr="lr: 0.1\n").replace("Net", "Rates") + "head:\n  lr: 0.2\n"
     assert "the config has model.lr and model.head.lr." in tune(model=several, data=DATA)
 
 
 def test_several_devices_share_the_batch_that_is_pasted(tune: Tune) -> None:
-    words = ("strategy=ddp", "trainer.devices=2", "data.batch_size=32")
-    said = tune(*words, model=net(), data=DATA)
-    assert "shared by 2 devices" in said
-    assert re.search(r"^ +16 ", said, re.MULTILINE)
-    assert int(pasted(said)["data.batch_size"]) % 32 == 0
+    overrides = ("strategy=ddp", "trainer.devices=2", "data.batch_size=32")
+    printed = tune(*overrides, model=net(), data=DATA)
+    assert "2 devices split a batch." in printed
+    assert re.search(r"^ +16 ", printed, re.MULTILINE)
+    assert int(pasted(printed)["data.batch_size"]) % 32 == 0
 
 
 def test_mistakes_and_failures_end_in_a_few_lines(tune: Tune, tmp_path: Path) -> None:
     assert "Did you mean experiment=synthetic?" in tune("experiment=syntetic", status=2)
-    said = tune(model=net("BrokenNet"), data=DATA, status=1)
-    assert "modules.py" in said
-    assert len(said.splitlines()) <= 3
-    said = tune(model=net("Interrupted"), data=DATA, status=130)
-    assert said == "Stopped; nothing was written.\n"
+    printed = tune(model=net("BrokenNet"), data=DATA, status=1)
+    assert "modules.py" in printed
+    assert len(printed.splitlines()) <= 3
+    printed = tune(model=net("Interrupted"), data=DATA, status=130)
+    assert printed == "Stopped. tune has written nothing.\n"
 
 
 def test_the_rate_is_that_of_the_steepest_fall() -> None:

@@ -1,4 +1,4 @@
-"""Stop a run that cannot learn: a loss that is no number, no loss at all, weights that stay."""
+"""Stop a run that cannot learn: the loss is a vector or missing, or no weight changes."""
 
 import logging
 from typing import Any
@@ -16,14 +16,18 @@ log = logging.getLogger(__name__)
 
 
 class Learning(pl.Callback):
-    """Refuse a vector as a loss; after the first epoch, stop where nothing was learnt in it.
+    """Refuse a vector as a loss, and stop after the first epoch if it has changed no weight.
 
-    Not compared are weights of which this process has a part (fsdp), and those under a gradient
-    scaler, which may leave out every step of a short epoch.
+    Weights are not compared under fsdp, because a rank holds only shards of them. They are not
+    compared under a gradient scaler either, which may skip every step of a short epoch.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the sums of the weights that the optimizers have, where an epoch begins."""
+        """Store checksums of the weights that the optimizers train.
+
+        Raises:
+            UserError: if an optimizer has only parameters of another module.
+        """
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
@@ -34,8 +38,9 @@ class Learning(pl.Callback):
             if parameters and own.isdisjoint(map(id, parameters)):
                 raise UserError(
                     f"configure_optimizers of {type(pl_module).__name__} returns "
-                    f"{type(optimizer).__name__} over parameters of another module: no weight of "
-                    "this one would be trained.\nGive it self.parameters()."
+                    f"{type(optimizer).__name__} over parameters of another module, so no weight "
+                    f"of {type(pl_module).__name__} would be trained.\n"
+                    f"Write {type(optimizer).__name__}(self.parameters(), ...)."
                 )
         self.has_batch, self.has_loss, self.before = False, False, None
         if trainer.global_step or is_scaled or any(is_sharded(p) for _, p in named):
@@ -50,18 +55,18 @@ class Learning(pl.Callback):
         """Refuse a loss that is more than one number.
 
         Raises:
-            ValueError: with its shape; ``training.user_errors`` adds the place and what to write.
+            ValueError: names the shape; ``training.user_errors`` adds the line and the fix.
         """
         self.has_loss = True
         if loss.numel() != 1:
             raise ValueError(f"training_step returned a loss of shape {tuple(loss.shape)}")
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Note that there was a batch: a stream may give none."""
+        """Note that the epoch had a batch; a stream may have none."""
         self.has_batch = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop in every process where the first epoch had no loss, or has changed no weight."""
+        """Raise an error on every rank if the first epoch had no loss or changed no weight."""
         before, self.before = self.before, None
         if before is None or not self.has_batch:
             return
@@ -70,13 +75,15 @@ class Learning(pl.Callback):
         name, rate = type(pl_module).__name__, max(self.rate, largest_rate(trainer))
         message = ""
         if pl_module.automatic_optimization and not self.has_loss:
-            message = f"{name}.training_step returned no loss in the first epoch: return it."
+            message = (
+                f"{name}.training_step returned no loss in the first epoch.\n"
+                "End training_step with `return loss`."
+            )
         elif rate and torch.equal(before, sums_of_bits(self.parameters, pl_module.device)):
             message = (
                 f"No weight of {name} has changed in the first epoch, with a learning rate of "
-                f"{rate:g}. The optimizer has {join_first(self.names)}: "
-                "does the loss depend on them?\n"
-                "Layers in a plain list or dict belong in nn.ModuleList or nn.ModuleDict."
+                f"{rate:g}.\nThe optimizer trains {join_first(self.names)}. Does the loss depend "
+                "on them?\nPut layers of a plain list or dict into nn.ModuleList or nn.ModuleDict."
             )
         if message:
             if trainer.is_global_zero:
@@ -85,6 +92,6 @@ class Learning(pl.Callback):
 
 
 def largest_rate(trainer: pl.Trainer) -> float:
-    """Return the largest learning rate of all groups; one that lacks a rate counts as 1."""
+    """Return the largest learning rate of all parameter groups; a group without one counts as 1."""
     groups: list[dict[str, Any]] = [g for o in trainer.optimizers for g in o.param_groups]
     return max((float(group.get("lr", 1.0)) for group in groups), default=0.0)

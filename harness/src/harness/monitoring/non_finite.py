@@ -1,4 +1,4 @@
-"""Stop a run at a number that is not finite, before a checkpoint can hold it."""
+"""Stop a run at a value that is not finite, before a checkpoint can hold it."""
 
 import logging
 import math
@@ -17,70 +17,72 @@ from harness.kinds import sum_dtype
 from harness.sharded import full_tensor
 
 log = logging.getLogger(__name__)
-STEPS_BETWEEN = 20  # a copy from a GPU takes a part of a small step
-AT_ONCE = "cpu"  # the device whose numbers are read without waiting
+STEPS_BETWEEN = 20  # a copy from a GPU at each step would slow small steps down
+HOST = "cpu"  # the device whose values are read without synchronising
 
 
 class NonFinite(pl.Callback):
-    """Stop the run at a loss, gradient, weight or first objective that is not finite; name it.
+    """Stop the run at a loss, gradient, weight or first objective that is not finite, and name it.
 
-    Each loss is looked at before its backward pass. A GPU notes the first bad step, and copies it
-    to the host every ``STEPS_BETWEEN``, where it is read so many steps later: no step waits. A
-    checkpoint does. A gradient that is not finite makes its weight so in the same step: the next
-    loss shows it. Weights that no loss shows are looked at before a checkpoint. Gradients that are
-    too large for ``16-mixed`` are left to its scaler.
+    Each loss is checked before its backward pass. On a GPU, the device stores the first bad step
+    and copies it to the host every ``STEPS_BETWEEN`` steps. The host reads the copy
+    ``STEPS_BETWEEN`` steps later, so that no step synchronises; only a checkpoint does.
+
+    A gradient that is not finite spoils its weight in the same step, and so the next loss. Weights
+    that no loss depends on are checked before each checkpoint. Gradients that overflow under
+    ``16-mixed`` are handled by its gradient scaler.
 
     Args:
-        folder: where the checkpoints are that a run goes on from.
+        folder: the run's checkpoints; the message names the newest one.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.warned: set[str] = set()  # monitored values
+        self.warned: set[str] = set()  # names of monitored values
         self.was_finite: set[str] = set()
         self.on_train_start()
 
     def on_train_start(self, *_: Any) -> None:
-        """Forget the losses of an earlier training."""
+        """Reset the first bad step; infinity means that there was none."""
         self.first_bad_step = torch.tensor(math.inf)
-        self.copied = torch.tensor(math.inf)  # the same, as of some steps before
+        self.copied = torch.tensor(math.inf)  # first_bad_step on the host, some steps old
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        """Look at the loss, or let the device note it."""
+        """Check the loss on the CPU; on a GPU, let the device store a bad step."""
         if loss.dtype == torch.float16 and getattr(trainer.precision_plugin, "scaler", None):
-            return  # the scaler has multiplied the loss, perhaps by too much for so few bits
+            return  # a loss that the gradient scaler has multiplied may overflow in float16
         step = trainer.global_step
-        if loss.device.type != AT_ONCE:
+        if loss.device.type != HOST:
             bad_step = torch.where(loss.detach().isfinite(), math.inf, float(step))
             before = self.first_bad_step.to(loss.device, non_blocking=True)
             self.first_bad_step = torch.minimum(before, bad_step)
             if step % STEPS_BETWEEN == 0:
-                self._look(trainer, self.copied)
+                self._check_losses(trainer, self.copied)
                 if loss.is_cuda and not self.copied.is_pinned():
                     self.copied = self.copied.pin_memory()
                 self.copied.copy_(self.first_bad_step, non_blocking=True)
         elif not math.isfinite(value := loss.item()):
             if weight := first_bad_weight(pl_module):
                 if step == 0:
-                    self._stop(trainer, 0, f"{weight} is not finite as training begins")
-                # The step before this one has spoiled it.
+                    self._stop(trainer, 0, f"{weight} is not finite when training begins")
+                # The step before this one has made the weight not finite.
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep which values were finite once."""
+        """Return the names of the values that have been finite at least once."""
         return {"was_finite": sorted(self.was_finite)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Know them again."""
+        """Restore the names of the values that have been finite."""
         self.was_finite = {*state_dict["was_finite"]}
 
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
     ) -> None:
-        """Stop where no value of an objective was finite yet; later, warn once."""
+        """Raise an error if the first value of an objective is not finite; warn of later ones."""
         if stage == "train_step" or trainer.state.fn != "fit":
             return
         read = monitored(trainer) & values.keys()
@@ -88,57 +90,60 @@ class NonFinite(pl.Callback):
         self.was_finite |= read - bad
         for name in sorted(bad - self.warned):
             self.warned.add(name)
-            sentence = f"{name} is {values[name]} in epoch {epoch}"
+            finding = f"{name} is {values[name]} in epoch {epoch}"
             if checkpoints_by(trainer, name) and name not in self.was_finite:
                 message = (
-                    f"{sentence}, the first that was evaluated: no checkpoint could be the best.\n"
-                    f"Look at what logs {name}, or choose another objective=<name>. "
-                    "callbacks.non_finite=null trains on."
+                    f"{finding}, the first that was evaluated: no checkpoint could be the best.\n"
+                    f"Check the code that logs {name}, or choose another objective=<name>. "
+                    "To train on regardless, type callbacks.non_finite=null."
                 )
                 if trainer.is_global_zero:
                     log.error(message)
                 raise TrainingError(message)
             if trainer.is_global_zero:
                 text = consequences(trainer, name, values[name])
-                log.warning("%s. %sFurther ones are not told.", sentence, text)
+                log.warning("%s. %sThis warning is not repeated.", finding, text)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep weights that are not finite out of every checkpoint."""
-        self._look(trainer, self.first_bad_step)  # synchronises
+        self._check_losses(trainer, self.first_bad_step)  # synchronises
         if weight := first_bad_weight(pl_module):
             self._stop(trainer, trainer.global_step, f"{weight} is not finite, and was not saved")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the last losses, and at the weights after the last step."""
+        """Check the last losses, and the weights after the last step."""
         self.on_save_checkpoint(trainer, pl_module, {})
 
-    def _look(self, trainer: pl.Trainer, first_bad_step: Tensor) -> None:
+    def _check_losses(self, trainer: pl.Trainer, first_bad_step: Tensor) -> None:
         if (step := first_bad_step.item()) < math.inf:
-            what = "the loss is not finite; trainer.detect_anomaly=true names the operation"
-            self._stop(trainer, int(step), what)
+            finding = "the loss is not finite; trainer.detect_anomaly=true names the operation"
+            self._stop(trainer, int(step), finding)
 
-    def _stop(self, trainer: pl.Trainer, step: int, what: str) -> None:
+    def _stop(self, trainer: pl.Trainer, step: int, finding: str) -> None:
         io = trainer.strategy.checkpoint_io
         if isinstance(io, DurableCheckpointIO):
-            io.finish()  # the last checkpoint may be on its way to the disk
-        where = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
+            io.finish()  # a thread may still be writing the last checkpoint
+        on_rank = f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
         good = lookup.by_step(self.folder)
         saved = f"The last good checkpoint is {good[-1]}" if good else "There is no checkpoint yet"
-        message = f"Step {step}{where}: {what}.\n{saved}. callbacks.non_finite=null trains on."
+        message = (
+            f"Step {step}{on_rank}: {finding}.\n{saved}.\n"
+            "To train on regardless, type callbacks.non_finite=null."
+        )
         log.error(message)
         raise TrainingError(message)
 
 
 def checkpoints_by(trainer: pl.Trainer, name: str) -> list[ModelCheckpoint]:
-    """Return the checkpoint callbacks that go by a logged value."""
+    """Return the checkpoint callbacks that monitor a logged value."""
     kept = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
     return [callback for callback in kept if callback.monitor == name]
 
 
 def consequences(trainer: pl.Trainer, name: str, value: float) -> str:
-    """Say what becomes of a value that is not finite."""
+    """Describe what each callback and schedule does with a value that is not finite."""
     text = ""
     for callback in checkpoints_by(trainer, name)[:1]:
         is_best = value == (-math.inf if callback.mode == "min" else math.inf)
@@ -151,16 +156,16 @@ def consequences(trainer: pl.Trainer, name: str, value: float) -> str:
 
 
 def monitored(trainer: pl.Trainer) -> set[Any]:
-    """Return the names of the logged values that checkpoints, stopping and schedules go by."""
+    """Return the names of the values that checkpoints, early stopping and schedules monitor."""
     callbacks: Any = [*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks]
     names = {getattr(callback, "monitor", None) for callback in callbacks}
     return names | {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
 
 
 def first_bad_weight(module: nn.Module) -> str | None:
-    """Name the first trained parameter that is not finite; wait for the device once."""
+    """Name the first trained parameter that is not finite; synchronise once if all are finite."""
     named = [(name, p.detach()) for name, p in module.named_parameters() if p.requires_grad]
-    # A sum is fast, and not finite where an element is not; large elements may make it so as well.
+    # A sum is fast to compute. It is not finite if an element is not, or if it overflows.
     sums = [full_tensor(w.sum()).to(sum_dtype(w.device)) for _, w in named] or [torch.zeros(())]
     if math.isfinite(torch.stack(sums).sum().item()):
         return None

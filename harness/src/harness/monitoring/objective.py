@@ -1,4 +1,4 @@
-"""Look whether anything logs the scores that checkpoints and early stopping go by."""
+"""Check that something logs the values that checkpoints and early stopping monitor."""
 
 import logging
 import os
@@ -19,74 +19,79 @@ MISSING = re.compile(r"monitor='(.+?)'.* could not find the monitored key.*: \[(
 
 
 class Objective(pl.Callback):
-    """Look for the scores of checkpoints and early stopping where these first look.
+    """Check the monitored values just before the checkpoint callbacks first read them.
 
-    Where nothing logs the default score, or nothing is validated, best.ckpt is the newest
-    checkpoint, which is said. Any other score that is missing stops the run, by Lightning, and so
-    does one of early stopping.
+    - If nothing logs the default objective, or nothing is validated, the run logs a warning and
+      best.ckpt is the newest checkpoint.
+    - If nothing logs an objective that the user chose, Lightning stops the run.
+    - If nothing logs the value that early stopping monitors, this callback stops the run.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let a module's own ``ModelCheckpoint`` write where the config's would."""
-        self.has_looked = False
-        self.monitors: dict[Any, str] = {}  # of callbacks that keep the newest checkpoint instead
+        """Give a module's own ``ModelCheckpoint`` the folder of the config's checkpoints."""
+        self.has_checked = False
+        self.monitors: dict[Any, str] = {}  # removed from callbacks that keep the newest checkpoint
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
 
     def on_values(self, trainer: pl.Trainer, stage: str, *_: Any) -> None:
-        """Look before Lightning's callbacks do, where a validation or an epoch ends."""
+        """Check once, before Lightning's callbacks read the values of a validation or an epoch."""
         if stage == ("train_epoch" if acts_at_epoch_end(trainer) else "validate"):
-            self.look(trainer)
+            self.check_monitors(trainer)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep states under the names that a resumed run asks for: the monitor is part of them."""
+        """Save states under the original keys, which contain the monitor, for a resumed run."""
         for callback, monitor in self.monitors.items():
             state = checkpoint["callbacks"].pop(callback.state_key)
             callback.monitor = monitor
             checkpoint["callbacks"][callback.state_key] = state
             callback.monitor = None
 
-    def look(self, trainer: pl.Trainer) -> None:
-        """Warn of a checkpoint's score that is missing; raise a UserError for early stopping's."""
+    def check_monitors(self, trainer: pl.Trainer) -> None:
+        """Warn if nothing logs a checkpoint's objective.
+
+        Raises:
+            UserError: if nothing logs the value that early stopping monitors.
+        """
         logged = trainer.callback_metrics
-        if self.has_looked:
+        if self.has_checked:
             return
-        self.has_looked = True
+        self.has_checked = True
         for stopper in trainer.early_stopping_callbacks:
             if stopper.strict and stopper.monitor not in logged:
-                raise UserError(
-                    f"Early stopping: {nobody_logs('monitor', stopper.monitor, logged)}"
-                )
+                text = describe_missing("monitor", stopper.monitor, logged)
+                raise UserError(f"Early stopping: {text}")
         for callback in trainer.checkpoint_callbacks:
             monitor = getattr(callback, "monitor", None)
-            # Of a chosen one Lightning raises, after the module's last hook: see missing_score.
+            # If the user chose the objective, Lightning raises after the module's last hook, which
+            # may still log it: see missing_objective.
             is_chosen = monitor != DEFAULT and trainer.enable_validation
             if monitor is not None and monitor not in logged and not is_chosen:
                 self.monitors[callback], callback.monitor = monitor, None  # type: ignore[attr-defined]
                 if trainer.is_global_zero:
-                    text = nobody_logs("objective", monitor, logged)
+                    text = describe_missing("objective", monitor, logged)
                     log.warning("best.ckpt is the newest checkpoint: %s", text)
 
 
 def acts_at_epoch_end(trainer: pl.Trainer) -> bool:
-    """Return whether Lightning's callbacks read scores when an epoch ends, not a validation."""
+    """Return whether Lightning's callbacks read values after an epoch, not after a validation."""
     is_once = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
     return is_once or not trainer.enable_validation
 
 
-def nobody_logs(key: str, monitor: str, metrics: Iterable[str]) -> str:
-    """Say that nothing logs a score, what is logged, and what to type."""
-    # A step's value, a rate or a counter is nothing that a checkpoint could be the best of.
+def describe_missing(key: str, monitor: str, metrics: Iterable[str]) -> str:
+    """Return a message: nothing logs the monitored value, what is logged, and what to type."""
+    # A step's value, a learning rate or a counter is no objective.
     logged = [name for name in metrics if not re.search("^lr-|_step$|^epoch$|^step$", name)]
     hint = suggest(monitor, logged, f"{key}=") or f" Choose one with {key}=<name>."
     return f"nothing logs {key}={monitor}, but {', '.join(logged) or 'nothing'}.{hint}"
 
 
-def missing_score(message: str) -> str | None:
-    """Return what to say where Lightning's message is that nothing logs a checkpoint's score."""
+def missing_objective(message: str) -> str | None:
+    """Return our message if Lightning's is that nothing logs a checkpoint's objective."""
     found = MISSING.search(message)
     names = re.findall(r"'([^']+)'", found[2]) if found else []
-    return nobody_logs("objective", found[1], names).replace("n", "N", 1) if found else None
+    return describe_missing("objective", found[1], names).replace("n", "N", 1) if found else None

@@ -1,4 +1,4 @@
-"""Draw a picture of a test's outputs in TensorBoard, which never costs a run its result."""
+"""Draw a picture of a test's outputs in TensorBoard; an error in it does not stop the run."""
 
 import logging
 import pickle
@@ -16,10 +16,12 @@ log = logging.getLogger(__name__)
 
 
 class Picture(pl.Callback):
-    """Draw a test's outputs in TensorBoard; a subclass says what is kept and how it is drawn.
+    """Base class of callbacks that draw a test's outputs in TensorBoard.
 
-    Where the subclass raises an error in any process, the first process says so once, the traceback
-    goes to ``run.log``, and nothing is drawn. Samples that only keep a process busy are left out.
+    A subclass collects data from each batch in ``update``, returns it in ``kept``, and draws the
+    data of all ranks in ``draw``. If the subclass raises an error on any rank, rank 0 logs one
+    warning, the traceback goes to ``run.log``, and nothing is drawn. Padding samples, which give
+    each rank equally many batches, are left out.
 
     Attributes:
         name: the picture's name in TensorBoard, such as ``"test/confusion_matrix"``.
@@ -30,25 +32,25 @@ class Picture(pl.Callback):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget an earlier test."""
+        """Discard the data of an earlier test."""
 
     @abstractmethod
     def update(self, outputs: Any, batch: Any) -> None:
-        """Keep what the picture needs of what ``test_step`` returned for a batch, and of the batch.
+        """Collect data from a batch and from the outputs of ``test_step`` for it.
 
-        Both are on the module's device. Nothing may wait for other processes here.
+        Both are on the module's device. Call no collective operation here.
         """
 
     @abstractmethod
     def kept(self) -> Any:
-        """Return what this process has kept, on the CPU: it is sent to the first process."""
+        """Return the data of this rank, on the CPU; it is pickled and sent to rank 0."""
 
     @abstractmethod
     def draw(self, parts: list[Any]) -> Figure | None:
-        """Draw what the processes have kept, in the order of their ranks; None draws nothing."""
+        """Draw the data of all ranks, in the order of the ranks; ``None`` draws nothing."""
 
     def on_test_start(self, *_: Any) -> None:
-        """Start anew."""
+        """Reset the error and the subclass."""
         self.error = None
         self._try(self.reset)
 
@@ -60,12 +62,12 @@ class Picture(pl.Callback):
             self._try(self.update, outputs, batch)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Gather what the processes have kept, and draw."""
+        """Gather the data of all ranks, and draw on rank 0."""
         if not trainer.loggers:
             return
-        # Bytes, because what cannot be pickled must fail before the processes wait for each other.
-        mine = self._try(lambda: pickle.dumps(self.kept()))
-        parts, errors = zip(*gather(trainer, (mine, self.error)), strict=True)
+        # Pickled here, so that an object that cannot be pickled fails before the collective.
+        pickled = self._try(lambda: pickle.dumps(self.kept()))
+        parts, errors = zip(*gather(trainer, (pickled, self.error)), strict=True)
         self.error = next(filter(None, errors), None)
         if trainer.is_global_zero:
             self._try(self._draw, trainer, parts)
@@ -79,10 +81,10 @@ class Picture(pl.Callback):
                 logger.experiment.add_figure(self.name, figure, trainer.global_step)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
-        """Call the subclass; after its first error, no more until the next test."""
+        """Call a function of the subclass, unless one has failed in this test."""
         try:
             return None if self.error else function(*arguments)
         except Exception as error:
-            log.info("%s has failed", type(self).__name__, exc_info=True)
+            log.info("%s has failed.", type(self).__name__, exc_info=True)
             self.error = f"{type(error).__name__}: {error}"
         return None

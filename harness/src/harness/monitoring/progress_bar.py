@@ -1,4 +1,4 @@
-"""Show the progress of a run on the screen, and give the screen to a debugger that asks for it."""
+"""Show the progress of a run on the screen; ``breakpoint()`` ends the bar."""
 
 import inspect
 import os
@@ -18,25 +18,25 @@ TIME_WIDTH = 17  # of "0:00:00 • 0:00:00"
 
 
 class Speed(ProgressColumn):
-    """Batches per second; Lightning's column says 0.00 until the bar was drawn twice."""
+    """Batches per second; Lightning's column shows 0.00 until the bar has been drawn twice."""
 
     def render(self, task: Task) -> Text:
-        """Show the speed of the task since its start where there is no newer one."""
+        """Return the recent speed of the task, or its speed since the start."""
         seconds = task.finished_time or task.elapsed
         speed = task.speed or (task.completed / seconds if seconds else 0)
         return Text(f"{speed:.2f}it/s" if speed else "", style="dim underline")
 
 
 class ProgressBar(RichProgressBar):
-    """Show Lightning's bar in one line, with the metrics that fit, updated only when it is drawn.
+    """Show Lightning's bar in one line, with as many metrics as fit.
 
-    Lightning updates it after each batch, and reads the metrics from the device for that. Where
-    stdout is a file, there is no bar.
+    The metrics are updated only when the bar is drawn. Lightning would update them after each
+    batch, and synchronise with the device each time. If stdout is a file, there is no bar.
 
     Args:
-        refresh_rate: times a second that it is drawn; 0 for no bar.
-        console_kwargs: see ``RichProgressBar``, as for the others.
-        **kwargs: its other arguments.
+        refresh_rate: how many times a second the bar is drawn; 0 for no bar.
+        console_kwargs: see ``RichProgressBar``.
+        **kwargs: other arguments of ``RichProgressBar``.
     """
 
     updated_time = 0.0
@@ -44,12 +44,12 @@ class ProgressBar(RichProgressBar):
     def __init__(
         self, refresh_rate: int = 5, console_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        # Messages above the bar are wrapped by the terminal: a path in them can be copied.
-        how = {"soft_wrap": True} | (console_kwargs or {})
-        super().__init__(refresh_rate, console_kwargs=how, **kwargs)
+        # The terminal wraps messages above the bar, so that a path in them can be copied.
+        console_kwargs = {"soft_wrap": True} | (console_kwargs or {})
+        super().__init__(refresh_rate, console_kwargs=console_kwargs, **kwargs)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let ``breakpoint()`` end the bar, which would draw over the debugger's prompt."""
+        """Make ``breakpoint()`` end the bar, which would draw over the debugger's prompt."""
         super().setup(trainer, pl_module, stage)
         console = get_console()
         if not (console.is_terminal or console.is_jupyter):
@@ -58,7 +58,7 @@ class ProgressBar(RichProgressBar):
             sys.breakpointhook = self._debug
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give ``breakpoint()`` back its own way."""
+        """Restore Python's own ``breakpoint()``."""
         sys.breakpointhook = sys.__breakpointhook__
         super().teardown(trainer, pl_module, stage)
 
@@ -71,7 +71,7 @@ class ProgressBar(RichProgressBar):
         pdb.Pdb().set_trace(inspect.currentframe().f_back)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
-        """Show the batch, if it is time."""
+        """Update the bar if it is due, or after the last batch."""
         *_, batch_idx = batch
         is_last = batch_idx + 1 == trainer.num_training_batches
         now = time.monotonic()
@@ -80,7 +80,7 @@ class ProgressBar(RichProgressBar):
             super().on_train_batch_end(trainer, *batch)
 
     def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
-        """Leave room for metrics in a line, and show the speed from the first batch on."""
+        """Shorten the bar to leave space for metrics, and show the speed from the first batch."""
         *columns, _ = super().configure_columns(trainer)
         for column in columns:
             if isinstance(column, BarColumn):
@@ -88,16 +88,16 @@ class ProgressBar(RichProgressBar):
         return [*columns, Speed()]
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Return as many metrics as the line has room for, without the logger's version."""
+        """Return as many metrics as fit into the line, without the logger's version."""
         if self.progress is None:
             return {}
         task = self.train_progress_bar
         texts = [task.description, f"{task.total}/{task.total}"]
-        room = self.progress.console.width - BAR_WIDTH - TIME_WIDTH - SPEED_WIDTH
-        room -= sum(len(text) + 1 for text in texts) + 3
+        free_width = self.progress.console.width - BAR_WIDTH - TIME_WIDTH - SPEED_WIDTH
+        free_width -= sum(len(text) + 1 for text in texts) + 3
         kept = {}
         for name, value in super().get_metrics(trainer, pl_module).items():
-            if name != "v_num" and (width := len(f"{name}: {value:.3f} ")) <= room:
+            if name != "v_num" and (width := len(f"{name}: {value:.3f} ")) <= free_width:
                 kept[name] = value
-                room -= width
+                free_width -= width
         return kept

@@ -1,4 +1,4 @@
-"""Compare the replicas of the model that the processes of a run hold."""
+"""Compare the replicas of the model between the ranks of a run."""
 
 import logging
 import math
@@ -18,35 +18,38 @@ from harness.strategies.sync_batch_norm import SyncBatchNorm
 
 log = logging.getLogger(__name__)
 UNUSED = (
-    "these parameters have no part in the loss, and DDP has not averaged all gradients: {}.\n"
-    "Use or freeze them, or, as for both networks of a GAN, set "
-    "trainer.strategy.find_unused_parameters=true."
+    "the loss does not depend on some parameters, so DDP has not averaged all gradients: {}.\n"
+    "Use these parameters or freeze them. If some steps leave them out, as with the two networks "
+    "of a GAN, set trainer.strategy.find_unused_parameters=true."
 )
 CAUSES = (
-    "Something changes the model in one process alone: code under `if rank == 0`, a parameter that "
-    "DDP does not know, or what is computed from one process's data."
+    "Something changes the model on one rank alone: code under `if rank == 0`, a parameter that "
+    "DDP does not know, or a value that is computed from one rank's data."
 )
 SEVERAL = (
-    "Where training_step calls manual_backward for one of several networks, as of a GAN, set "
-    "trainer.strategy.find_unused_parameters=true. Else: "
+    "If training_step calls manual_backward for one of several networks, as with a GAN, set "
+    "trainer.strategy.find_unused_parameters=true. Otherwise: "
 )
 OWN = (
-    "Buffer %s of %s is written by each process from its own samples, and process 0's is kept. "
-    "Gather them first, as in x = self.all_gather(x).flatten(0, -2)."
+    "Buffer %s of %s is written by each process from its own samples, and only rank 0's values "
+    "are kept.\nGather the samples first: x = self.all_gather(x).flatten(0, -2)."
 )
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the bytes of an element
-CHUNK = 2**22  # elements that are summed at once: 32 MiB
+CHUNK = 2**22  # elements per sum: 32 MiB as int64
 
 
 def sums_of_bits(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Sum the bits of each tensor, viewed as integers, on its device: shape (len(tensors),).
+    """Return a checksum of each tensor, the sum of its elements' bits as integers.
 
-    A sum of 64 bits makes a copy of 64 bits, so that one of a whole tensor would need twice the
-    memory of its numbers.
+    The sums are in int64, for which torch copies the elements to int64. Chunks keep that copy
+    small: a float32 tensor as a whole would need twice its own memory.
+
+    Returns:
+        Shape (len(tensors),), on ``device``.
     """
     sums = torch.zeros(len(tensors), dtype=torch.int64, device=device)
     for i, tensor in enumerate(tensors):
-        # In the order of the memory, as of channels_last weights, this is no copy.
+        # With the axes in memory order, contiguous() copies nothing, also for channels_last.
         axes = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
         bits = tensor.detach().permute(axes).contiguous().view(-1)
         bits = bits.view(INTEGERS.get(bits.element_size(), torch.int64))
@@ -56,13 +59,14 @@ def sums_of_bits(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 class Replicas(pl.Callback):
-    """Stop the run when the replicas of the model are no longer equal.
+    """Stop the run when the replicas of the model are no longer bit-identical.
 
-    The sums of the tensors' bits are gathered before training, after the first batch, every
-    ``every_n_steps`` (``None``: never by number), at the end of each epoch, and before a checkpoint
-    to go on from.
-    Compared are parameters, buffers that training does not change, and statistics of synchronised
-    BatchNorm. Other buffers are each process's own until DDP overwrites them with rank 0's.
+    The ranks compare checksums of their tensors before training, after the first batch, every
+    ``every_n_steps`` steps, at the end of each epoch, and before a checkpoint to resume from. With
+    ``every_n_steps=None`` there is no comparison by number of steps.
+
+    They compare parameters, buffers that training does not change, and statistics of synchronised
+    BatchNorm. Other buffers differ between ranks until DDP overwrites them with rank 0's.
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:
@@ -71,15 +75,15 @@ class Replicas(pl.Callback):
         self.reported: set[str] = set()  # buffers that each process writes from its own samples
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare what hooks have written, before DDP overwrites buffers with rank 0's.
+        """Compare before DDP overwrites buffers with rank 0's, as hooks may have written to them.
 
-        The buffers' sums are kept, to know later which of them training changes.
+        The checksums of the buffers are stored, to know later which buffers training changes.
         """
         self.is_comparing = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
         if self.is_comparing:
             buffers = dict(pl_module.named_buffers())
             sums = sums_of_bits([*buffers.values()], pl_module.device).tolist()
-            self.first = dict(zip(buffers, sums, strict=True))
+            self.first_sums = dict(zip(buffers, sums, strict=True))
             self.compare(trainer, pl_module)
         elif trainer.world_size > 1:
             log.info("Replicas are not compared under %s.", type(trainer.strategy).__name__)
@@ -100,37 +104,37 @@ class Replicas(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Compare what a run would go on from, before it is written; called in every process."""
+        """Compare before a checkpoint to resume from is written; every rank calls this hook."""
         if "safe_point" in checkpoint:
             self.compare(trainer, pl_module)
 
     def compare(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare the replicas; all processes call it.
+        """Compare the replicas; every rank must call this method.
 
         Raises:
-            TrainingError: in every process, naming the first tensor and the ranks that differ.
+            TrainingError: on every rank; names the first tensor and the ranks that differ.
         """
         if not self.is_comparing:
             return
         self.compared_step = trainer.global_step
         parameters = [pair for pair in pl_module.named_parameters() if not is_sharded(pair[1])]
         tensors = dict([*parameters, *pl_module.named_buffers()])
-        mine = sums_of_bits([*tensors.values()], pl_module.device)
-        everyone = trainer.strategy.all_gather(mine)  # (ranks, tensors)
-        if (everyone == everyone[0]).all():
+        own_sums = sums_of_bits([*tensors.values()], pl_module.device)
+        all_sums = trainer.strategy.all_gather(own_sums)  # (ranks, tensors)
+        if (all_sums == all_sums[0]).all():  # synchronises
             return
         differing = {
-            name: [rank for rank, one in enumerate(sums) if one != sums[0]]
-            for name, sums in zip(tensors, everyone.T.tolist(), strict=True)
+            name: [rank for rank, rank_sum in enumerate(sums) if rank_sum != sums[0]]
+            for name, sums in zip(tensors, all_sums.T.tolist(), strict=True)
             if len({*sums}) > 1 and not self._is_own_buffer(name, sums, trainer, pl_module)
         }
         if differing:
             first, ranks = next((name, str(ranks)[1:-1]) for name, ranks in differing.items())
-            is_sure = getattr(trainer.strategy.model, "find_unused_parameters", False)
-            unused = [] if is_sure else without_gradient(pl_module)
-            is_by_hand = not (is_sure or pl_module.automatic_optimization)
+            finds_unused = getattr(trainer.strategy.model, "find_unused_parameters", False)
+            unused = [] if finds_unused else without_gradient(pl_module)
+            is_manual = not (finds_unused or pl_module.automatic_optimization)
             text = f"the replicas differ. {first} on rank {ranks} is not that of rank 0"
-            text += f" ({len(differing)} tensors differ).\n{SEVERAL * is_by_hand}{CAUSES}"
+            text += f" ({len(differing)} tensors differ).\n{SEVERAL * is_manual}{CAUSES}"
             text = UNUSED.format(join_first(unused, 3)) if unused else text
             text = f"Step {trainer.global_step}: {text}"
             if trainer.is_global_zero:
@@ -140,24 +144,27 @@ class Replicas(pl.Callback):
     def _is_own_buffer(
         self, name: str, sums: list[int], trainer: pl.Trainer, module: pl.LightningModule
     ) -> bool:
-        """Return whether each process changes a buffer by its own samples; warn once."""
-        owner = module.get_submodule(name.rpartition(".")[0])
-        is_synchronised = isinstance(owner, (nn.SyncBatchNorm, SyncBatchNorm))
-        # A buffer that is as it was in some process has drifted in the others.
-        if name not in self.first or self.first[name] in sums or is_synchronised:
+        """Return whether each rank changes a buffer by its own samples; warn once of each."""
+        layer = module.get_submodule(name.rpartition(".")[0])
+        is_synchronised = isinstance(layer, (nn.SyncBatchNorm, SyncBatchNorm))
+        # If training has left the buffer unchanged on some rank, its change on others is a fault.
+        if name not in self.first_sums or self.first_sums[name] in sums or is_synchronised:
             return False
         if (
             name not in self.reported
-            and not isinstance(owner, RUNNING_STATS_NORMS)
+            and not isinstance(layer, RUNNING_STATS_NORMS)
             and trainer.is_global_zero
         ):
-            log.warning(OWN, name.rpartition(".")[2], type(owner).__name__)
+            log.warning(OWN, name.rpartition(".")[2], type(layer).__name__)
         self.reported.add(name)
         return True
 
 
 def without_gradient(module: nn.Module) -> list[str]:
-    """List trained parameters without a gradient: DDP averages none before it has all."""
+    """List trained parameters without a gradient; DDP waits for all before it averages any.
+
+    The list is empty if no parameter has a gradient.
+    """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     return unused if len(unused) < len(trained) else []

@@ -1,8 +1,8 @@
-"""Measure how fast a run is, how much of its time it waits for data, and how it uses its GPUs.
+"""Measure a run's throughput, the time it waits for data, and its use of the GPUs.
 
-In: the training loader, which reports when a batch is asked for and when it is there, and samples
+In: the training loader, which reports when a batch is requested and when it is ready, and samples
 of the GPUs. Out: a line per epoch in ``run.log``, values for the loggers, and at the end the
-verdict with the setting to change, which ``training.summary`` writes and shows.
+verdict, which names the setting to change. Next: ``training.summary`` writes and prints it.
 """
 
 import logging
@@ -23,17 +23,19 @@ from harness.monitoring.gpu_use import GpuSampler, GpuUse, gpus_of, of_all
 from harness.monitoring.verdict import Setup, Spent, verdict
 
 log = logging.getLogger(__name__)
-STEPS_LATER = 50  # a device is never so far behind
+STEPS_LATER = 50  # the device is never that many steps behind the host
 
 
 class Throughput(pl.Callback):
-    """Report samples per second, what limits the run, and how full and busy its GPUs are.
+    """Report samples per second, what limits the run, and memory and utilisation of its GPUs.
 
-    On a GPU the times are events in the device's own queue, read ``STEPS_LATER``, so that no step
-    waits for them. Validation is left out, and so are the first step, which starts the workers, and
-    steps in which something is compiled. Of streams, and several loaders at once, the GPUs alone
-    are measured. Whether the GPU is slower than Python is asked once in a step: at its end, has the
-    device passed the end of the backward pass? Then it has nothing left to do but the update.
+    On a GPU the times are CUDA events. They are read ``STEPS_LATER`` steps later, so that no step
+    synchronises. Not measured are validation, the first step, which starts the workers, and steps
+    in which something is compiled. With a stream, or with several loaders at once, only the GPUs
+    are measured.
+
+    At the end of each step the host checks whether the GPU has finished the backward pass. If it
+    has, only the update is left in its queue: Python is slower than the GPU in this step.
     """
 
     is_measuring = False
@@ -45,7 +47,7 @@ class Throughput(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the measurement."""
         self.device = trainer.strategy.root_device
-        self.total, self.verdict, self.gpu_use = Spent(), None, None  # without the running epoch
+        self.total, self.verdict, self.gpu_use = Spent(), None, None  # total of finished epochs
         self.is_first_step, self.has_compiled, self.num_compiled = True, False, 0
         self.backward_end: Any = None
         self.epoch_use = self.use_before = GpuUse()
@@ -57,23 +59,23 @@ class Throughput(pl.Callback):
         self.has_compiled, self.num_compiled = True, self.num_compiled + 1
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Observe the epoch's loader; until its first batch is there, the run waits for data."""
+        """Observe the epoch's loader; the run waits for data until the first batch is ready."""
         loader: Any = trainer.train_dataloader
         self.sampler: Any = getattr(loader, "batch_sampler", None)
         is_shared = isinstance(self.sampler, SharedBatchSampler)
         self.is_measuring = is_shared and isinstance(loader, SharedLoader)
         if self.is_measuring:
-            loader.on_batch_requested, loader.on_batch_ready = self._asked, self._there
+            loader.on_batch_requested, loader.on_batch_ready = self._on_requested, self._on_ready
             self.num_workers = loader.num_workers
             self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
-            self.start = self.asked = mark(self.device)
+            self.start = self.requested = mark(self.device)
 
-    def _asked(self) -> None:
-        if self.asked is None:
-            self.asked = mark(self.device)
+    def _on_requested(self) -> None:
+        if self.requested is None:
+            self.requested = mark(self.device)
 
-    def _there(self) -> None:
-        self.there = mark(self.device)
+    def _on_ready(self) -> None:
+        self.ready = mark(self.device)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Mark the end of the backward pass."""
@@ -83,33 +85,33 @@ class Throughput(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
     ) -> None:
-        """Mark the end of the step; read the marks of an earlier one."""
+        """Mark the end of the step; read the marks of earlier steps."""
         if not self.is_measuring:
             return
         end, before = mark(self.device), self.sampler.num_before
         if not self.is_first_step and not self.has_compiled:
             num_samples = before(batch_idx + 1) - before(batch_idx)
             self.spent.num_drained += has_passed(self.backward_end)
-            self.pending.append((self.start, self.asked, self.there, end, num_samples))
-        self.is_first_step, self.start, self.asked = False, end, None
+            self.pending.append((self.start, self.requested, self.ready, end, num_samples))
+        self.is_first_step, self.start, self.requested = False, end, None
         self.has_compiled, self.backward_end = False, None
         self._read(STEPS_LATER)
 
     def _read(self, num_left: int) -> None:
         while len(self.pending) > num_left:
-            start, asked, there, end, num_samples = self.pending.popleft()
-            self.spent.data += seconds_between(asked, there)
+            start, requested, ready, end, num_samples = self.pending.popleft()
+            self.spent.data += seconds_between(requested, ready)
             self.spent.seconds += seconds_between(start, end)
             self.spent.num_steps += 1
             self.spent.num_samples += num_samples
 
     def on_validation_end(self, *_: Any) -> None:
-        """Leave out a validation between two steps."""
+        """Start the next step's time here, to leave out a validation between two steps."""
         if self.is_measuring:
             self.start, self.has_compiled = mark(self.device), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Report the epoch."""
+        """Log the throughput and the GPUs' use in this epoch; a collective operation."""
         if not (self.is_measuring or self.gpus):
             return
         spent, use = Spent(), GpuUse()
@@ -119,15 +121,15 @@ class Throughput(pl.Callback):
         if self.gpus:
             use = self.gpus.use()
         ranks = gather(trainer, (spent, use))
-        # The other processes wait in their gradients for the one that waits longest for data.
-        spent = max((one for one, _ in ranks), key=lambda one: one.data)
+        # The rank that waits longest for data decides: all others wait in the all-reduce for it.
+        spent = max((rank_spent for rank_spent, _ in ranks), key=lambda spent: spent.data)
         self.total += spent
         parts = []
         if spent.num_steps:
             parts.append(f"{spent.num_samples / spent.seconds:,.0f} samples/s")
             parts.append(f"{spent.data / spent.seconds:.0%} of the time waiting for data")
         if self.gpus:
-            self.gpu_use = of_all([one for _, one in ranks])
+            self.gpu_use = of_all([rank_use for _, rank_use in ranks])
             self.epoch_use, self.use_before = self.gpu_use.since(self.use_before), self.gpu_use
             parts.append(f"GPU {self.epoch_use}")
         if parts and trainer.is_global_zero:
@@ -136,17 +138,17 @@ class Throughput(pl.Callback):
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
     ) -> None:
-        """Send the use of the GPUs to the loggers alone: it is no metric that may be monitored."""
+        """Send the GPUs' use only to the loggers, because it is no metric to monitor."""
         if stage != "train_epoch" or self.gpu_use is None:
             return
-        numbers = {"gpu/memory_gib": self.epoch_use.peak_bytes / 2**30}
+        gpu_values = {"gpu/memory_gib": self.epoch_use.peak_bytes / 2**30}
         if (busy := self.epoch_use.busy) is not None:
-            numbers["gpu/busy"] = busy
+            gpu_values["gpu/busy"] = busy
         for logger in trainer.loggers:
-            logger.log_metrics(numbers, step=step)
+            logger.log_metrics(gpu_values, step=step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give the verdict."""
+        """Stop measuring, and log the verdict."""
         self._stop()
         if self.total.num_steps:
             max_workers = max(1, usable_cores() * trainer.num_nodes // trainer.world_size)
@@ -175,7 +177,7 @@ class Throughput(pl.Callback):
         self.end_watching()
 
     def results(self) -> dict[str, Any]:
-        """Return what record.json keeps; without what was not measured."""
+        """Return the measured values for record.json: speed, verdict, memory and utilisation."""
         found: dict[str, Any] = {}
         if self.verdict is not None:
             speed = self.total.num_samples / self.total.seconds
@@ -188,7 +190,7 @@ class Throughput(pl.Callback):
 
 
 def mark(device: torch.device) -> Any:
-    """Mark this moment; on a GPU the moment at which its queue of work gets here."""
+    """Return a mark of this time; on a GPU, an event at this place in its queue."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -197,13 +199,13 @@ def mark(device: torch.device) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Return the time between two marks; a GPU is waited for until it has passed the second."""
+    """Return the seconds between two marks; wait until a GPU has passed the second one."""
     if isinstance(start, float):
         return float(end - start)
-    end.synchronize()
+    end.synchronize()  # synchronises
     return float(start.elapsed_time(end)) / 1000
 
 
 def has_passed(mark: Any) -> bool:
-    """Return whether a GPU has passed a mark, without waiting; ``False`` where there is no GPU."""
+    """Return whether a GPU has passed a mark, without waiting; ``False`` without a GPU."""
     return isinstance(mark, torch.cuda.Event) and bool(mark.query())  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Say what limits a run, and which setting to change.
+"""Decide what limits a run, and which setting to change.
 
-In: the seconds that ``Throughput`` has measured, and what the run uses. Out: a sentence that begins
-with input-bound, host-bound or device-bound.
+In: the seconds that ``Throughput`` has measured, and the settings of the run. Out: a text that
+begins with input-bound, host-bound or device-bound.
 """
 
 import math
@@ -10,21 +10,21 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-CROWDED = 1.5  # the load of a core above which other programs slow this one down
-RECEIVING_SECONDS = 0.001  # to take a batch from a worker: a faster data set needs none
-INPUT_BOUND = 0.1  # the fraction of the time above which waiting for data is worth a change
+CROWDED = 1.5  # load per core above which other programs slow this one down
+RECEIVING_SECONDS = 0.001  # cost of a batch from a worker: a faster data set needs no workers
+INPUT_BOUND = 0.1  # fraction of the time above which waiting for data is worth a change
 MOST = 0.5  # of the time, or of the steps
-BUSY = 0.9  # a GPU that is busier has no time to gain, although its queue may run empty
+BUSY = 0.9  # a GPU above this utilisation is not host-bound, although its queue may run empty
 
 
 @dataclass
 class Spent:
-    """Seconds of training steps, and what was done in them."""
+    """Seconds of training steps, and the numbers of their steps and samples."""
 
-    data: float = 0.0  # of these, waiting for the next batch
+    data: float = 0.0  # seconds of waiting for the next batch, part of ``seconds``
     seconds: float = 0.0
     num_steps: int = 0
-    num_samples: int = 0  # of all processes
+    num_samples: int = 0  # summed over all ranks
     num_drained: int = 0  # steps at whose end the GPU had no work left
 
     def __add__(self, other: "Spent") -> "Spent":
@@ -33,25 +33,28 @@ class Spent:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run uses; workers are those of one process."""
+    """The settings of a run that a verdict may suggest to change; workers are per rank."""
 
     num_workers: int = 0
     max_workers: int = 1
     faster_precision: str | None = None  # a value of trainer.precision
     is_compiled: bool = False
     is_on_gpu: bool = False
-    gpu_busy: float | None = None  # the fraction of the time, if NVML knows it
+    gpu_busy: float | None = None  # fraction of the time in which a kernel ran; None if unknown
 
 
 def verdict(spent: Spent, setup: Setup) -> str:
-    """Return what limits a run, and which setting to change.
+    """Return a text that names the limit of a run and the setting to change.
 
-    Host-bound: batches come within a millisecond, and still take a tenth of the steps; or the GPU
-    has finished the backward pass when the host ends a step, in most steps, and is not always busy.
+    A run is host-bound in two cases:
+
+    - A batch arrives within a millisecond, but this is more than a tenth of a step.
+    - In most steps the GPU has finished the backward pass before the host ends the step, and the
+      GPU is busy less than 90 % of the time.
     """
-    fraction, each = spent.data / spent.seconds, spent.data / spent.num_steps
+    fraction, wait_seconds = spent.data / spent.seconds, spent.data / spent.num_steps
     text = f"{fraction:.0%} of the time waiting for data"
-    is_overhead = each < RECEIVING_SECONDS and fraction < MOST
+    is_overhead = wait_seconds < RECEIVING_SECONDS and fraction < MOST
     if fraction > INPUT_BOUND and not is_overhead:
         bound, hint = "input-bound", _faster_data(spent, setup)
     elif fraction > INPUT_BOUND:
@@ -74,7 +77,7 @@ def verdict(spent: Spent, setup: Setup) -> str:
 
 def _faster_data(spent: Spent, setup: Setup) -> str:
     num_workers = setup.num_workers
-    # A worker that is there is busy all the time.
+    # In an input-bound run each worker is busy all the time.
     seconds = num_workers * spent.seconds if num_workers else spent.data
     needed = seconds / max(spent.seconds - spent.data, 1e-6)
     is_fast = num_workers == 0 and spent.data / spent.num_steps < RECEIVING_SECONDS

@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError
 from harness.display import display_path
 from harness.errors import TrainingError, UserError
 from harness.files import LIBRARY
-from harness.monitoring.objective import missing_score
+from harness.monitoring.objective import missing_objective
 from harness.suggestions import suggest
 from harness.targets import targets
 from harness.training import log_file
@@ -218,7 +218,7 @@ def describe_config_error(error: Exception, cfg: DictConfig | None) -> str | Non
     if isinstance(error, UserError) or info.user_line:
         return None
     if isinstance(error, MisconfigurationException):
-        return missing_score(str(error)) or str(error)
+        return missing_objective(str(error)) or str(error)
     if isinstance(error, ConfigAttributeError):
         return (
             f"The config has no {error.full_key}: another version of the library wrote it.\n"

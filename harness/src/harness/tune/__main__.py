@@ -4,7 +4,7 @@
     python scripts/tune.py experiment=mine data.batch_size=256 trainer.precision=bf16-mixed
 
 It takes the overrides of train.py, measures on one device, writes nothing, and ends with a line of
-overrides to paste. Exit status: 0; 1 where the module or the data fails; 2 a mistake in the
+overrides to paste. Exit status: 0; 1 if the module or the data fails; 2 after a mistake in the
 command; 130 after Ctrl-C.
 """
 
@@ -20,26 +20,29 @@ from harness.errors import UserError, print_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print what was found, and return the exit status."""
+    """Measure, print tables and overrides, and return the exit status."""
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         typed_command("harness.tune"), None, __doc__, formatter_class=kind
     )
-    parser.add_argument("words", nargs="*", metavar="key=value", help="as of train.py")
-    words = parser.parse_args(arguments).words
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
+    overrides = parser.parse_args(arguments).overrides
     try:
         if launcher().has_several_processes:
-            raise UserError("tune measures on one device: start it without torchrun and srun.")
-        command = compose_command("train", words)
+            raise UserError(
+                "tune measures on one device, but torchrun or srun has started several processes.\n"
+                "Start it without torchrun and srun."
+            )
+        command = compose_command("train", overrides)
         check(command)
-        from harness.tune.search import tune  # torch and Lightning; seconds
+        from harness.tune.search import tune  # imports torch and Lightning, which takes seconds
 
         tune(command)
     except UserError as error:
         print_text(str(error), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit):  # Lightning exits on Ctrl-C
-        print("Stopped; nothing was written.", file=sys.stderr)
+        print("Stopped. tune has written nothing.", file=sys.stderr)
         return 130
     except Exception as error:
         from harness.training import user_errors

@@ -1,7 +1,7 @@
-"""Choose a batch size, data workers and a learning rate by trials, and print what is measured.
+"""Choose a batch size, data workers and a learning rate by trials, and print the measurements.
 
-In: a checked command of train.py. Out: tables, and a line of overrides to paste. It runs in a
-temporary folder.
+In: a checked command of train.py. Out: tables, and a line of overrides to paste. The trials run in
+a temporary folder.
 """
 
 import logging
@@ -21,27 +21,34 @@ from harness.keys import flatten, last_part
 from harness.monitoring.verdict import INPUT_BOUND
 from harness.strategies.launch_checks import num_processes
 from harness.training.user_errors import OUT_OF_MEMORY
-from harness.tune.trials import Steps, alone, find_rate, measure_loader, measure_steps
+from harness.tune.trials import (
+    Steps,
+    find_rate,
+    measure_loader,
+    measure_steps,
+    single_device_config,
+)
 
-GAIN = 1.05  # of the speed, below which a larger batch is not faster
-NUM_STEPS = 10  # of an epoch, that a larger batch must leave
-MAX_SECONDS = 60  # of all batch sizes, and of the search for a learning rate
+GAIN = 1.05  # speedup below which a larger batch does not count as faster
+NUM_STEPS = 10  # steps that an epoch must have with a larger batch
+MAX_SECONDS = 60  # for all batch sizes, and again for the search for a learning rate
 NUM_RATES = 100
 BATCH_SIZE, NUM_WORKERS = "data.batch_size", "data.num_workers"
 RATES = ("lr", "learning_rate")
 
 
 def tune(command: Command) -> None:
-    """Measure what can be measured, and print a line of overrides.
+    """Choose batch size, workers and learning rate, and print them as a line of overrides.
 
     Raises:
-        UserError: if not even one sample fits, or there is no batch.
+        UserError: if a single sample does not fit, or the loader gives no batch.
     """
     single = OmegaConf.merge(command.cfg.trainer, {"strategy": "auto"})
-    num_devices = num_processes(single)  # that share a batch; dp has one process for several
+    # Devices that split a global batch. Counted without the strategy: dp has one process for all.
+    num_devices = num_processes(single)
     is_on_cpu = command.cfg.trainer.accelerator == "cpu" or not torch.accelerator.is_available()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cfg = alone(command.cfg, folder)
+        cfg = single_device_config(command.cfg, folder)
         choose_gpus(cfg)
         device = f"{usable_cores()} CPU cores"
         if not is_on_cpu:
@@ -50,27 +57,28 @@ def tune(command: Command) -> None:
         say(f"Measured on {device}, in one process, without validation, callbacks,")
         say("loggers and compile=true.")
         if num_devices > 1:
-            say(f"A batch is shared by {num_devices} devices; the table has the part of one.")
+            say(f"{num_devices} devices split a batch. The table shows one local batch.")
         paste: list[str] = []
-        logging.disable(logging.WARNING)  # trials would repeat what a training says once
+        logging.disable(logging.WARNING)  # each trial would repeat the warnings of a training
         try:
             best = tune_batch_size(cfg, num_devices, paste)
             tune_workers(cfg, best, paste)
             tune_rate(cfg, best, num_devices, paste)
         finally:
             logging.disable(logging.NOTSET)
-    say(f"\nPaste this behind your command:\n{' '.join(paste)}" if paste else "\nNothing to paste.")
+    say(f"\nAdd this to your command:\n{' '.join(paste)}" if paste else "\nNothing to add.")
 
 
 def say(text: str) -> None:
-    """Print at once."""
+    """Print a line, and flush it."""
     print(text, flush=True)
 
 
 def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
-    """Double the part of one device until it does not fit or is not faster, and set the best.
+    """Double one device's local batch until it does not fit or is not faster, and set the best.
 
-    A batch that does not fit is halved. Without ``data.batch_size`` one size is measured.
+    If the first size does not fit, it is halved until it does. Without ``data.batch_size`` in the
+    config, only the present size is measured.
     """
     size: int | None = OmegaConf.select(cfg, BATCH_SIZE)
     size = max(1, size // num_devices) if isinstance(size, int) else None
@@ -87,11 +95,11 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
                 raise
             steps = None
         if steps is None:
-            say(f"{size or 'all':>12}  does not fit in memory")
+            say(f"{size or 'all':>12}  does not fit into memory")
             if rows:
-                why = f"{size} do not fit."
+                why = f"A batch of {size} does not fit."
             elif not size or size == 1:
-                raise UserError("Not even one sample fits: use a smaller model.")
+                raise UserError("A single sample does not fit into memory. Use a smaller model.")
             else:
                 too_large, size = size, size // 2
             continue
@@ -100,9 +108,9 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
         num_slow = num_slow + 1 if rows and steps.speed < GAIN * max(r.speed for r in rows) else 0
         rows.append(steps)
         if size is None:
-            why = f"The config has no {BATCH_SIZE}: set the size where the loaders are made."
+            why = f"The config has no {BATCH_SIZE}. Set the batch size in the code of your loaders."
         elif too_large:
-            why = f"{too_large} do not fit."
+            why = f"A batch of {too_large} does not fit."
         elif steps.num_samples == steps.num_all:
             why = "The data set has no more samples."
         elif num_slow == 2:
@@ -111,13 +119,13 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
             why = f"The search ended after {MAX_SECONDS} s."
         else:
             size *= 2
-    # Of a small data set all samples at once would be fastest, and a bad training.
-    most = max(rows[0].num_samples, rows[0].num_all // (NUM_STEPS * num_devices))
-    usable = [row for row in rows if row.num_samples <= most or not row.num_all]
+    # One batch with all samples of a small data set would be fastest, but would train badly.
+    max_size = max(rows[0].num_samples, rows[0].num_all // (NUM_STEPS * num_devices))
+    usable = [row for row in rows if row.num_samples <= max_size or not row.num_all]
     best = next(r for r in usable if GAIN * r.speed >= max(row.speed for row in usable))
     if size is not None:
         cfg.data.batch_size = best.num_samples
-        limit = f" that leaves {NUM_STEPS} steps an epoch" if len(usable) < len(rows) else ""
+        limit = f" that leaves {NUM_STEPS} steps per epoch" if len(usable) < len(rows) else ""
         why += f"\n{best.num_samples:,} is the smallest within 5 % of the fastest{limit}."
         paste.append(f"{BATCH_SIZE}={best.num_samples * num_devices}")
     say(why)
@@ -125,16 +133,16 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
 
 
 def memory_of(cfg: Any) -> str:
-    """Return the title of the column of memory, which GPUs of CUDA have."""
+    """Return the title of the memory column; "" without a CUDA GPU."""
     if cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available():
         return ""
     return f" {'memory':>12} of {gib(torch.cuda.mem_get_info()[1])}"
 
 
 def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
-    """Choose the fewest workers that read batches as fast as steps take them."""
+    """Choose the smallest number of workers that read batches as fast as the steps need them."""
     if NUM_WORKERS not in flatten(cfg):
-        say(f"\nThe config has no {NUM_WORKERS}: set it where the loaders are made.")
+        say(f"\nThe config has no {NUM_WORKERS}. Set num_workers in the code of your loaders.")
         return
     say(f"\n{'workers':>12} {'samples/s':>12} from the loader; steps take {best.speed:,.0f}")
     needed, speeds = 1 / best.seconds, dict[int, float]()
@@ -145,35 +153,35 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
             break
     chosen = next(num for num in speeds if GAIN * speeds[num] >= max(speeds.values()))
     if speeds[num] >= needed / (1 if num else INPUT_BOUND):
-        say(f"{num} is the fewest that steps do not wait for.")
+        say(f"{num} is the smallest number for which steps do not wait for data.")
         chosen = num
     else:
-        say(f"{chosen} is the fastest; steps wait for data now and then.")
+        say(f"{chosen} is the fastest, but some steps still wait for data.")
     paste.append(f"{NUM_WORKERS}={chosen}")
 
 
 def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None:
-    """Find the rate at which the loss falls fastest, with the batch size that was chosen."""
+    """Find the rate at which the loss falls fastest, with the chosen batch size."""
     if best.is_manual:
         say(
-            "\nNo learning rate: the module has its own loop (automatic_optimization=False), and "
+            "\nNo learning rate: the module has its own loop (automatic_optimization=False), with "
             f"\n{best.num_optimizers} optimizers. Try rates in a sweep: python train.py -m …"
         )
         return
-    if num_devices > 1 and BATCH_SIZE in flatten(cfg):  # a step of as many samples, in parts
+    if num_devices > 1 and BATCH_SIZE in flatten(cfg):  # the global batch, as micro-batches
         cfg.data.batch_size *= num_devices
         cfg.trainer.accumulate_grad_batches *= num_devices
     num_steps = max(30, min(NUM_RATES, int(MAX_SECONDS / best.seconds / num_devices)))
     rate = find_rate(cfg, num_steps)
     if rate is None:
-        say("\nNo learning rate: the loss falls at none from 1e-6 to 1.")
+        say("\nNo learning rate: the loss falls at no rate from 1e-6 to 1.")
         return
-    say(f"\nlearning rate {rate:.2g}: there the loss falls fastest, in {num_steps} steps.")
-    say("It is for a constant rate; a schedule may have it as its largest one.")
+    say(f"\nlearning rate {rate:.2g}: the loss falls fastest there, in {num_steps} steps.")
+    say("Use it as a constant rate, or as the largest rate of a schedule.")
     numbers = [k for k, v in flatten(cfg.model, "model.").items() if type(v) in (int, float)]
     keys = [key for key in numbers if last_part(key) in RATES]
     if len(keys) == 1:
         paste.append(f"{keys[0]}={rate:.2g}")
     else:
-        found = f"{' and '.join(keys)}" if keys else "no model.….lr"
-        say(f"Set it by hand: the config has {found}.")
+        found = f"{' and '.join(keys)}" if keys else "no key model.….lr"
+        say(f"Set the rate by hand, because the config has {found}.")

@@ -1,8 +1,8 @@
-"""Trials of an experiment on one device: how fast steps and loaders are, and which rate learns.
+"""Trials of an experiment on one device: speed of steps and loaders, and the best learning rate.
 
 In: a config, with a batch size and workers to try. Out: numbers. Each trial builds the experiment
-anew, as a training does, fits it without validation, callbacks and loggers, and ends inside the
-first epoch. Next: ``search`` chooses what to try, and prints it.
+again, as a training does. It trains without validation, callbacks and loggers, and ends inside the
+first epoch. Next: ``search`` chooses the trials, and prints their results.
 """
 
 import gc
@@ -33,29 +33,24 @@ from harness.parity.global_batches import GlobalBatches
 from harness.training.attachments import Attachments
 from harness.training.build import build, user_errors
 
-KEPT = (
-    Attachments,
-    GlobalBatches,
-    Speed,
-    Freezing,
-)  # callbacks without which a step would be another one
-SECONDS, WARM_UP = 2.0, 3  # of a trial, and the optimizer steps before it
-CACHED = 4  # batches in memory, of which steps are measured
-SKIPPED = 10  # of a search, whose loss is a running average
+KEPT = (Attachments, GlobalBatches, Speed, Freezing)  # callbacks that change a training step
+SECONDS, WARM_UP = 2.0, 3  # length of a trial, and the optimizer steps before it
+NUM_CACHED = 4  # batches in memory, on which steps are measured
+NUM_SKIPPED = 10  # first losses of a search, because its loss is a running average
 Start = Callable[[pl.Trainer, Any, Any], None]
 
 
 class EnoughError(Exception):
-    """Ends a trial, which has measured what it wanted."""
+    """Ends a trial when the measurement is complete."""
 
 
 class Steps(NamedTuple):
-    """Optimizer steps of a trial."""
+    """The measured optimizer steps of a trial."""
 
-    num_samples: int  # of a step
-    seconds: float  # of a step
-    num_bytes: int  # of the GPU's memory, at the most
-    num_all: int  # samples of the data set; 0 where nobody knows
+    num_samples: int  # per step
+    seconds: float  # per step
+    num_bytes: int  # peak of the GPU's memory
+    num_all: int  # samples of the data set; 0 if unknown
     num_optimizers: int
     is_manual: bool  # the module has its own loop
 
@@ -66,26 +61,26 @@ class Steps(NamedTuple):
 
 
 class Endless:
-    """Batches without an end, so that no epoch ends; ``begin`` gives those of an epoch."""
+    """Repeat an epoch's batches without an end, so that no epoch ends."""
 
-    def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
-        self.begin = begin
+    def __init__(self, epoch_batches: Callable[[], Iterable[Any]]) -> None:
+        self.epoch_batches = epoch_batches
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            yield from self.begin()
+            yield from self.epoch_batches()
 
     def __len__(self) -> int:
-        return 10**6  # so that a schedule can plan for the whole run
+        return 10**6  # a schedule needs a length to plan the whole run
 
 
 class Timer(pl.Callback):
-    """Time optimizer steps, and end the trial."""
+    """Time optimizer steps, then end the trial."""
 
     num_bytes, num_batches, seconds = 0, 0, 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget schedules, which may look at a validation that is not there."""
+        """Remove schedules, because they may monitor a value of the missing validation."""
         self.device, self.num_optimizers = trainer.strategy.root_device, len(trainer.optimizers)
         self.is_manual = not pl_module.automatic_optimization
         if not self.is_manual:
@@ -94,7 +89,7 @@ class Timer(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count a batch; wait for the device at both ends of the measurement alone."""
+        """Count a batch; synchronise only at the start and the end of the measurement."""
         self.num_batches += 1
         num_steps, rest = divmod(self.num_batches, int(trainer.accumulate_grad_batches))
         if rest or num_steps < WARM_UP:
@@ -113,11 +108,11 @@ class Timer(pl.Callback):
         return time.perf_counter()
 
 
-def alone(cfg: Any, folder: str) -> Any:
-    """Return the config of one device, which writes into a folder, and neither tests nor logs."""
-    devices, nothing = cfg.trainer.devices, dict[str, Any]()
+def single_device_config(cfg: Any, folder: str) -> Any:
+    """Return a config for trials: one device, no validation, no logger, output in ``folder``."""
+    devices, empty = cfg.trainer.devices, dict[str, Any]()
     run: dict[str, Any] = {"run_dir": folder, "resume": None, "checkpoint": None, "compile": False}
-    run |= {"callbacks": nothing, "logger": nothing, "parity_check": False}
+    run |= {"callbacks": empty, "logger": empty, "parity_check": False}
     trainer = {
         **{"strategy": "auto", "num_nodes": 1, "profiler": None, "sync_batchnorm": False},
         **{"max_epochs": 1, "max_steps": -1, "max_time": None, "limit_train_batches": None},
@@ -138,41 +133,41 @@ def fit(
     *callbacks: pl.Callback,
     start: Start | None = None,
 ) -> None:
-    """Build the experiment and fit it, until something raises ``EnoughError``.
+    """Build the experiment and train it, until something raises ``EnoughError``.
 
     Args:
-        cfg: of ``alone``.
-        train_on: gets the training loaders of the run, and returns the batches to train on.
-        callbacks: beside those of the library that change a step.
+        cfg: the result of ``single_device_config``.
+        train_on: takes the training loaders of the run, and returns the batches to train on.
+        callbacks: added to the library's callbacks that change a step.
         start: called with trainer, module and data, in place of ``Trainer.fit``.
     """
-    gc.collect()  # the trial before
-    torch.cuda.empty_cache()  # nothing where CUDA was not used
+    gc.collect()  # frees the trial before this one
+    torch.cuda.empty_cache()  # does nothing if CUDA was not used
     with (
-        open(os.devnull, "w") as nobody,
-        redirect_stdout(nobody),
-        redirect_stderr(nobody),
+        open(os.devnull, "w") as null,
+        redirect_stdout(null),
+        redirect_stderr(null),
         warnings.catch_warnings(action="ignore"),  # a training shows them
     ):
-        trainer, model, data = build(OmegaConf.create(cfg))  # a copy: facts are filled in
-        kept = [one for one in callbacks_of(trainer) if isinstance(one, KEPT)]
+        trainer, model, data = build(OmegaConf.create(cfg))  # a copy, because build fills in facts
+        kept = [callback for callback in callbacks_of(trainer) if isinstance(callback, KEPT)]
         trainer.callbacks = [*kept, *callbacks]  # type: ignore[attr-defined]  # set untyped
         trainer.loggers = [DummyLogger()]
-        sharing = next(one for one in kept if isinstance(one, GlobalBatches))
-        make = sharing.make_loaders
+        global_batches = next(c for c in kept if isinstance(c, GlobalBatches))
+        make = global_batches.make_loaders
 
         def make_loaders(trainer: pl.Trainer, source: Any, method: str, request: Any) -> Any:
             loaders = make(trainer, source, method, request)
-            sharing.sharing = []  # what comes from ``Endless`` has no place in an epoch
+            global_batches.sharing = []  # a batch of ``Endless`` has no position in an epoch
             return train_on(loaders) if method == "train_dataloader" else loaders
 
-        sharing.make_loaders = make_loaders  # type: ignore[method-assign]
+        global_batches.make_loaders = make_loaders  # type: ignore[method-assign]
         with user_errors(cfg), suppress(EnoughError):
             (start or (lambda *built: trainer.fit(*built[1:])))(trainer, model, data)
 
 
 def batches_of(loaders: Any) -> Iterator[Any]:
-    """Yield the batches of an epoch as a step gets them, also those of several loaders."""
+    """Yield the batches of an epoch as a step gets them, also from several loaders."""
     is_combined = isinstance(loaders, CombinedLoader)
     combined = loaders if is_combined else CombinedLoader(loaders, "max_size_cycle")
     num = 0
@@ -180,70 +175,76 @@ def batches_of(loaders: Any) -> Iterator[Any]:
         num += 1
         yield batch
     if not num:
-        raise UserError("The training loader gave no batch: use a smaller data.batch_size.")
+        raise UserError("The training loader gave no batch. Use a smaller data.batch_size.")
 
 
 def measure_steps(cfg: Any, size: int | None) -> Steps:
-    """Time steps of so many samples, or of as many as there are, on batches that are in memory."""
-    timer, found = Timer(), dict[str, int]()
+    """Time steps on batches that are in memory.
 
-    def cached(loaders: Any) -> Endless:
-        batches = list(islice(batches_of(loaders), CACHED))
-        samplers = [getattr(one, "batch_sampler", None) for one in flat_loaders(loaders)]
-        counted = [one for one in samplers if isinstance(one, SharedBatchSampler)]
-        found["all"] = min((one.settings()["num_samples"] for one in counted), default=0)
-        found["here"] = size or extract_batch_size(batches[0])
+    Args:
+        cfg: the result of ``single_device_config``, with the batch size to measure.
+        size: the batch size in the config; ``None`` takes the size of the first batch.
+    """
+    timer, num_all, batch_size = Timer(), 0, 0
+
+    def cache_batches(loaders: Any) -> Endless:
+        nonlocal num_all, batch_size
+        batches = list(islice(batches_of(loaders), NUM_CACHED))
+        samplers = [getattr(loader, "batch_sampler", None) for loader in flat_loaders(loaders)]
+        counted = [s.settings() for s in samplers if isinstance(s, SharedBatchSampler)]
+        num_all = min((settings["num_samples"] for settings in counted), default=0)
+        batch_size = size or extract_batch_size(batches[0])
         return Endless(lambda: batches)
 
-    fit(cfg, cached, timer)
-    num_samples = min(found["here"], found["all"] or found["here"])
-    numbers = (timer.num_bytes, found["all"], timer.num_optimizers, timer.is_manual)
+    fit(cfg, cache_batches, timer)
+    num_samples = min(batch_size, num_all or batch_size)
+    numbers = (timer.num_bytes, num_all, timer.num_optimizers, timer.is_manual)
     return Steps(num_samples, timer.seconds, *numbers)
 
 
 def measure_loader(cfg: Any, num_workers: int) -> float:
     """Return how many batches per second the loader gives, once its workers run."""
-    found = 0.0
+    batches_per_second = 0.0
 
     def measure(loaders: Any) -> Endless:
-        nonlocal found
+        nonlocal batches_per_second
         batches = iter(Endless(lambda: batches_of(loaders)))
-        list(islice(batches, 1 + 2 * num_workers))  # what workers have read ahead
+        list(islice(batches, 1 + 2 * num_workers))  # batches that the workers have read ahead
         start, num, seconds = time.perf_counter(), 0, 0.0
         while seconds < SECONDS or num < 2:
             next(batches)
             num, seconds = num + 1, time.perf_counter() - start
-        found = num / seconds
+        batches_per_second = num / seconds
         raise EnoughError
 
     fit(OmegaConf.merge(cfg, {"data": {"num_workers": num_workers}}), measure)
-    return found
+    return batches_per_second
 
 
 def find_rate(cfg: Any, num_steps: int) -> float | None:
-    """Train steps with rates that grow from 1e-6 to 1, and return the best; None if none learns."""
-    found: Any = None
+    """Train with rates that grow from 1e-6 to 1, and return the best; ``None`` if none learns."""
+    finder: Any = None
 
     def search(trainer: pl.Trainer, model: Any, data: Any) -> None:
-        nonlocal found
-        trainer.strategy.checkpoint_io = TorchCheckpointIO()  # ours reads those of a run alone
-        vars(model)["on_train_epoch_end"] = lambda: None  # it may look at a validation
-        given: dict[str, Any] = {"min_lr": 1e-6, "num_training": num_steps, "update_attr": False}
-        found = Tuner(trainer).lr_find(model, datamodule=data, **given)
+        nonlocal finder
+        trainer.strategy.checkpoint_io = TorchCheckpointIO()  # ours reads only a run's checkpoints
+        vars(model)["on_train_epoch_end"] = lambda: None  # it may read values of a validation
+        options: dict[str, Any] = {"min_lr": 1e-6, "num_training": num_steps, "update_attr": False}
+        finder = Tuner(trainer).lr_find(model, datamodule=data, **options)
 
     fit(cfg, lambda loaders: Endless(lambda: batches_of(loaders)), start=search)
-    return steepest(found.results["lr"], found.results["loss"])
+    return steepest(finder.results["lr"], finder.results["loss"])
 
 
 def steepest(rates: list[float], losses: list[float]) -> float | None:
-    """Return the rate at which the loss falls fastest, by the rate's logarithm.
+    """Return the rate at which the loss falls fastest, relative to the rate's logarithm.
 
-    Lightning's own suggestion takes the slope by the rate itself, which is steepest by chance where
-    rates are tiny.
+    The rates grow by a constant factor. Lightning's own suggestion takes the slope relative to the
+    rate itself, which is large by chance at tiny rates.
     """
-    values = torch.tensor(losses[SKIPPED:])
+    values = torch.tensor(losses[NUM_SKIPPED:])
     if len(values) < 2:
         return None
     slopes = torch.gradient(values)[0].nan_to_num(0.0)
-    place = int(slopes.argmin())
-    return rates[SKIPPED + place] if slopes[place] < 0 else None
+    index = int(slopes.argmin())
+    return rates[NUM_SKIPPED + index] if slopes[index] < 0 else None
