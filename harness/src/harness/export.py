@@ -29,7 +29,7 @@ from harness import targets
 from harness.command.from_python import load_run
 from harness.errors import UserError
 from harness.files import atomic_write
-from harness.training.build import make_data, user_errors
+from harness.training.build import as_user_errors, make_data
 from harness.training.check_targets import check_targets
 from harness.training.train import load_model
 from harness.training.user_errors import read_error
@@ -95,7 +95,7 @@ def export(
             raise UserError(f"-o {path} must end in .pt2 or .onnx.")
         if path.exists() and not force:
             raise UserError(f"{path} exists already. --force replaces it.")
-    with user_errors():
+    with as_user_errors():
         check_targets(run.config)
         data = make_data(run.config)
     module, inputs = first_call(load_model(run.config, checkpoint), data)
@@ -138,7 +138,7 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
             inputs.setdefault(name, value.clone() if isinstance(value, Tensor) else value)
 
     hook = module.register_forward_pre_hook(record_inputs, with_kwargs=True)
-    with user_errors(), catch_warnings():
+    with as_user_errors(), catch_warnings():
         simplefilter("ignore")
         pl.Trainer(accelerator="cpu", devices=1, **QUICK).test(model, data, verbose=False)
     hook.remove()

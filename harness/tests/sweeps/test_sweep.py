@@ -228,7 +228,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert not (folder / "1").exists()
     status, said = again(tmp_path, "resume=auto", *words)
     assert status == 0, said
-    assert "goes on from " in (folder / "0" / "screen.log").read_text()
+    assert "resumes from " in (folder / "0" / "screen.log").read_text()
     assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
 
 

@@ -89,9 +89,9 @@ RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
 # What stands in the code, what is written instead, and what is shown.
 MISFITS = (
     (ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "more.weight"),
-    (ONE + TWO, TWO + ONE, "state of one.weight would go to two.weight"),
-    ("Adam(", "SGD(", "its optimizers are Adam, and configure_optimizers gives SGD"),
-    (RATES, f"{RATES} * 2", "schedules are StepLR, and configure_optimizers gives St"),
+    (ONE + TWO, TWO + ONE, "two.weight would get the optimizer's state of one.weight"),
+    ("Adam(", "SGD(", "its optimizers are Adam, and configure_optimizers returns SGD"),
+    (RATES, f"{RATES} * 2", "schedules are StepLR, and configure_optimizers returns St"),
 )
 
 

@@ -62,7 +62,7 @@ def test_start_shows_the_batch_that_a_step_takes(words, capsys) -> None:
 def test_objective_is_found_at_the_end_of_an_epoch(words) -> None:
     run = train(*words("Scores", "TrainAndVal", "objective=score", "mode=max"))
     assert "best.ckpt is" not in told(run)
-    assert "Not one number, and not in results.json: matrix" in told(run)
+    assert "which are not one number: matrix" in told(run)
     assert set(run.results) >= {"score", "train_loss", "val_loss"}
 
 
@@ -95,7 +95,7 @@ def test_null_data_takes_the_loaders_of_the_module(words, tmp_path: Path) -> Non
 
 
 def test_training_without_loaders_is_refused(words) -> None:
-    own = "nothing to train on: Tested has no train_dataloader, and data=null takes its own"
+    own = "nothing to train on: Tested has no train_dataloader, and with data=null"
     with pytest.raises(UserError, match=own):
         train(*words("Tested", "null"))
     with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):

@@ -258,7 +258,7 @@ def test_settings_that_cannot_be_built_are_named_by_their_key(
     finder = {"x": {"_target_": "pytorch_lightning.callbacks.LearningRateFinder"}}
     for settings, says in (
         ({"callbacks": finder}, r"callbacks: .*Finder trains first and .*\n.*Tuner in a notebook"),
-        ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. A"),
+        ({"model": {"_target_": "mine.Net"}}, "model: mine.Net is not a LightningModule. Pass"),
         ({"model": {"net": {"_target_": "torch.nn.Linear", "in_features": 3}}}, "model.net: Type"),
         ({"data": {"_target_": "harness.data.datamodule.DataModule", "batch_size": 8}}, ".*return"),
     ):  # fmt: skip

@@ -68,8 +68,8 @@ class SafePoint(pl.Callback):
             Attributes(),
         )
         self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
-        self.agreement: Any = None  # a Vote, while a run trains
-        self.stopping: Any = None  # a SynchronizedStop, from ``on_train_start`` on
+        self.vote: Any = None  # a Vote, while a run trains
+        self.synchronized_stop: Any = None  # a SynchronizedStop, from ``on_train_start`` on
         self.norms_at_end: Any = None  # of the weights, before hooks at the end
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
@@ -82,7 +82,7 @@ class SafePoint(pl.Callback):
         """Handle the signals, and get ready to write checkpoints."""
         self.signals.install()
         if stage == "fit":
-            self.agreement = Vote(trainer)
+            self.vote = Vote(trainer)
             assert isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO)
             self.io = trainer.strategy.checkpoint_io
             self.signals.before_leaving = self.io.finish
@@ -155,7 +155,8 @@ class SafePoint(pl.Callback):
             elif counts := self.loaded.get("each_rank_at_end"):
                 logged_values.restore_rank_states(trainer, counts)
             self.attributes.restore(trainer, self.loaded["attributes"], is_last=not is_inside)
-        self.stopping.combine(trainer)  # a hook at the start may have set trainer.should_stop
+        # A hook at the start may have set trainer.should_stop.
+        self.synchronized_stop.combine(trainer)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -170,15 +171,15 @@ class SafePoint(pl.Callback):
                 self.attributes.restore(trainer, self.loaded["attributes"])
                 logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
-        is_due, signum, stopping = 0, 0, self.stopping
-        answer = self.agreement.ask(
+        is_due, signum, stop = 0, 0, self.synchronized_stop
+        answer = self.vote.ask(
             time.monotonic() - self.saved_time >= self.every_seconds,
             self.signals.received,
             self.validation_seconds > LONG_SECONDS,
-            stopping.is_wanted,
+            stop.is_wanted,
         )
         if answer is not None:
-            is_due, signum, self.validates_long, stopping.is_voted = answer
+            is_due, signum, self.validates_long, stop.is_voted = answer
             is_due &= not self.saved_since_asked
             self.saved_since_asked = False
         is_due |= self.validates_long and resume.validation_follows(trainer, batch_idx)
@@ -216,7 +217,7 @@ class SafePoint(pl.Callback):
     def _end(self, trainer: pl.Trainer) -> None:
         self._save(trainer, is_end=True)
         self.signals.wait_for_step = False  # from now on a signal is answered at once
-        if signum := max(gather(trainer, self.signals.received, self.agreement.group)):
+        if signum := max(gather(trainer, self.signals.received, self.vote.group)):
             self._leave(trainer, signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -265,13 +266,11 @@ class SafePoint(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add what training has changed, and what is counted in the middle of an epoch."""
-        if self.agreement is not None:
-            checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.agreement.group)
+        if self.vote is not None:
+            checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.vote.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run goes on
-        counts = gather(
-            trainer, logged_values.rank_state(trainer, self.is_end), self.agreement.group
-        )
+        counts = gather(trainer, logged_values.rank_state(trainer, self.is_end), self.vote.group)
         stops = trainer.should_stop and not is_time_over(trainer)  # resumed runs may have more
         checkpoint["safe_point"] = {
             "format": FORMAT,

@@ -60,7 +60,7 @@ class ParityChecks(pl.Callback):
         from harness.parity.collectives import Ranks
         from harness.parity.parity_check import ParityCheck
 
-        self.check, self.agreement = ParityCheck(trainer, Ranks(trainer)), Vote(trainer)
+        self.check, self.vote = ParityCheck(trainer, Ranks(trainer)), Vote(trainer)
         self.started = time.monotonic()
         planned = int(min(trainer.estimated_stepping_batches, 2**62))
         self.every = max(1, planned // 8)  # finds what changes late in a long epoch
@@ -84,7 +84,7 @@ class ParityChecks(pl.Callback):
         if number % EVERY_N_STEPS == 0 or batch_idx == 0:
             self.has_changed |= self.modes != [*modes_of(module)]
         is_scheduled = number & (number - 1) == 0 or batch_idx == 0 or number % self.every == 0
-        votes = self.agreement.ask(int(self.has_changed and not is_scheduled))
+        votes = self.vote.ask(int(self.has_changed and not is_scheduled))
         is_changed = bool(votes and votes[0])
         if (
             not (is_scheduled or is_changed)

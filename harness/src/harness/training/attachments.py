@@ -10,7 +10,7 @@ A run passes four moments:
 
 ``Attachments.teardown`` removes 3 and 4. All other work is done in public hooks of the callbacks
 that ``trainer_callbacks`` lists. A strategy that splits or shards a network does so by itself: see
-``strategies``. Loggers are guarded in ``build``, so that one that fails costs no result.
+``strategies``. ``build`` guards the loggers, so that a logger that fails does not stop the run.
 """
 
 from functools import partial
@@ -54,11 +54,11 @@ SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 def trainer_plugins(cfg: DictConfig) -> dict[str, Any]:
     """Return the Trainer's ``plugins``, and ``sync_batchnorm`` where the library replaces it."""
-    # Only a training trusts its checkpoints: an evaluation ignores checkpoint.trusted of its run.
+    # Only a training trusts its checkpoint: an evaluation ignores its run's checkpoint.trusted.
     is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
     plugins: list[Any] = [
         DurableCheckpointIO(is_trusted),  # writes plain files, atomically, in a thread
-        *environments(),  # read what torchrun or Slurm says about ranks
+        *environments(),  # read the ranks that torchrun or Slurm assigned
     ]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
     if cfg.trainer.sync_batchnorm and on_cpu:  # torch's own layer runs on GPUs only
@@ -72,7 +72,7 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
     """Return the library's callbacks, which come before those of the config."""
     is_training = "resume" in cfg
     is_saved = is_training and not cfg.trainer.fast_dev_run
-    # First, because SafePoint.on_load_checkpoint asks for the loaders.
+    # GlobalBatches precedes SafePoint, whose on_load_checkpoint requests the loaders.
     callbacks: list[pl.Callback] = [Attachments(), GlobalBatches(cfg.seed)]
     if is_training:
         show_batch = summary.show_batch  # prints the global batch size
@@ -83,12 +83,14 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         callbacks.append(pl.callbacks.LambdaCallback(on_train_start=note))
     callbacks.append(Speed(*map(cfg.get, SWITCHES)))  # compile, channels_last, tf32
     callbacks += freezing  # init.freeze
-    if is_saved:  # before every callback with an effect in a step
-        given = cfg.checkpoint or {}
-        settings = {key: given[key] for key in SAFE_POINT if key in given}
+    if is_saved:  # before every callback that acts in a step
+        checkpoint = cfg.checkpoint or {}
+        settings = {key: checkpoint[key] for key in SAFE_POINT if key in checkpoint}
         folder = Path(cfg.run_dir, "checkpoints")
         callbacks.append(SafePoint(folder, **settings, saves=cfg.checkpoint is not None))
-    callbacks.append(SeededSteps(cfg.seed))  # each batch draws the same under any strategy
+    callbacks.append(
+        SeededSteps(cfg.seed)
+    )  # a batch draws the same random numbers under any strategy
     callbacks.append(ExactEvaluation())  # logged values and metrics count all samples once
     callbacks.append(ParityChecks(cfg.get("parity_check", True)))  # compares the first batches
     if is_training:
@@ -97,18 +99,18 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
 
 
 def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
-    """Attach what a Trainer needs as soon as it exists."""
-    # strategy.__class__: DDP wraps the module again when parameters are frozen or unfrozen.
+    """Attach to the Trainer, its strategy and its launcher, before the Trainer runs."""
+    # Strategy: this DDP wraps the module again when parameters are frozen or unfrozen.
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
     # Lightning's launcher: it adopts ranks that were started early, and names a rank that dies.
     patch_lightning_launcher()
-    # The library's callbacks, and the profiler: hooks that they lack cost no call in a step.
+    # Callbacks of the library and the profiler: Lightning does not call the hooks that they lack.
     skip_unimplemented_hooks(trainer)
     # setup, *_dataloader, configure_optimizers: the user's code sees a world size of 1, so that
     # batch sizes and samplers are those of the global batch.
-    around_hooks(trainer, [one for one in (model, data) if one], HOOKS, seen_as_one_rank)
-    # 16-mixed without a scaler: clipping by value works as in 32 bits.
+    around_hooks(trainer, [hooked for hooked in (model, data) if hooked], HOOKS, seen_as_one_rank)
+    # Precision plugin: 16-mixed without a scaler may clip gradients by value, as 32-true may.
     clip_without_scaler(trainer)
 
 
@@ -116,64 +118,64 @@ class Attachments(pl.Callback):
     """Attach to the module, the strategy and the loops, and detach when the stage ends."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach before weights are loaded and before the first loader is asked for."""
-        # Loops: each loader that Lightning asks for is wrapped, so that a rank reads its local
+        """Attach before weights are loaded and before the first loader is requested."""
+        # Loops: each loader that Lightning requests is wrapped, so that a rank reads its local
         # batch of the global batch.
-        if batches := one_of(trainer, GlobalBatches):
+        if batches := find_callback(trainer, GlobalBatches):
             on_request(trainer, partial(batches.make_loaders, trainer))
-        if one_of(trainer, SafePoint):
-            # Trainer: it handles no signals. A handler of Lightning's waits for the other ranks.
+        if find_callback(trainer, SafePoint):
+            # Trainer: Lightning handles no signals. Its handler would wait for the other ranks.
             keep_lightning_from_signals(trainer)
-            # Module: 64-true converts it before a checkpoint is loaded, which else loses digits.
+            # Module: 64-true converts it before a checkpoint is loaded. Later would lose digits.
             double_before_loading(trainer, pl_module)
-        if evaluation := one_of(trainer, ExactEvaluation):
-            # Module and callbacks: values that ``self.log`` gets count all samples of all ranks.
+        if evaluation := find_callback(trainer, ExactEvaluation):
+            # Module and callbacks: ``self.log`` weights values by the samples of all ranks.
             evaluation.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
-            lend_log(trainer, pl_module)
-            # Logger connector: ranks are combined before Lightning reads a value. Then callbacks
-            # get it in ``on_values``.
+            lend_self_log(trainer, pl_module)
+            # Logger connector: it combines the ranks before Lightning reads a value. Then callbacks
+            # get the value in ``on_values``.
             before_reading(
                 trainer,
                 batch=evaluation.end_batch,
                 loader=evaluation.end_loader,
                 hooks=evaluation.end_epoch,
             )
-            # Strategy: all_gather and the steps, so that each sample of an evaluation counts once.
+            # Strategy: all_gather and the steps count each sample of an evaluation once.
             if trainer.world_size > 1:
                 evaluation.gathering = Gathering(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach what runs after the hooks of all callbacks, the module and the strategy."""
-        if safe_point := one_of(trainer, SafePoint):
-            stopping = safe_point.stopping = SynchronizedStop(safe_point.agreement.group)
-            # A resumed run gets its state after hooks that would overwrite it.
+        if safe_point := find_callback(trainer, SafePoint):
+            stop = safe_point.synchronized_stop = SynchronizedStop(safe_point.vote.group)
+            # A resumed run restores its state after hooks that would overwrite it.
             run_last(trainer, "on_train_start", partial(safe_point.begin_epochs, trainer))
-            # A run that is complete is saved after hooks that set other weights.
+            # A complete run is saved after hooks that set other weights.
             run_last(trainer, "on_train_end", partial(safe_point.end_late, trainer, pl_module))
-            # trainer.should_stop of one rank stops all ranks at the same step.
+            # If one rank sets trainer.should_stop, all ranks stop at the same step.
             before_reading(
                 trainer,
-                batch=stopping.hold,
-                epoch=stopping.end_epoch,
+                batch=stop.hold,
+                epoch=stop.end_epoch,
             )
-            run_last(trainer, "on_validation_end", partial(stopping.combine, trainer))
-        # Ranks draw different numbers in a step, and the same ones in the hooks before it.
-        if trainer.global_rank > 0 and (seeded := one_of(trainer, SeededSteps)):
+            run_last(trainer, "on_validation_end", partial(stop.combine, trainer))
+        # Ranks draw different random numbers in a step, and equal ones in the hooks before it.
+        if trainer.global_rank > 0 and (seeded := find_callback(trainer, SeededSteps)):
             seed_rank = partial(seeded.seed_rank, trainer, pl_module)
             run_last(trainer, "on_train_batch_start", seed_rank)
-        # The first batches are computed whole and in parts, and compared.
-        if (parity := one_of(trainer, ParityChecks)) and parity.begin(trainer):
+        # The parity check computes the first batches whole and as local batches.
+        if (parity := find_callback(trainer, ParityChecks)) and parity.begin(trainer):
             before_batch = partial(parity.before_batch, trainer, pl_module)
             run_last(trainer, "on_train_batch_start", before_batch)
 
     def teardown(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
-        """Leave the module, the strategy and Lightning as they were."""
+        """Restore the module, the strategy and Lightning."""
         vars(pl_module).pop("log", None)
-        lend_log(trainer, pl_module)
+        lend_self_log(trainer, pl_module)
         read_as_before(trainer)
-        evaluation = one_of(trainer, ExactEvaluation)
+        evaluation = find_callback(trainer, ExactEvaluation)
         if evaluation is not None and evaluation.gathering is not None:
             evaluation.gathering.remove()
             evaluation.gathering = None
@@ -182,12 +184,12 @@ class Attachments(pl.Callback):
     on_exception = teardown
 
 
-def one_of(trainer: pl.Trainer, kind: type[C]) -> C | None:
-    """Return the Trainer's callback of a class; a dry run, for one, has no ``SafePoint``."""
-    return next((one for one in callbacks_of(trainer) if isinstance(one, kind)), None)
+def find_callback(trainer: pl.Trainer, kind: type[C]) -> C | None:
+    """Return the Trainer's callback of a class, or ``None``: a dry run has no ``SafePoint``."""
+    return next((found for found in callbacks_of(trainer) if isinstance(found, kind)), None)
 
 
-def lend_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Let ``self.log`` of each callback be the module's, which Lightning has lent them before."""
+def lend_self_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Set ``self.log`` of each callback to the module's, as Lightning does before ``setup``."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
         callback.log = pl_module.log

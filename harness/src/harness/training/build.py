@@ -1,7 +1,7 @@
-"""Build what a run's config names: data, module, loggers, callbacks, and their Trainer.
+"""Build the objects that a run's config names: data, module, loggers, callbacks, and the Trainer.
 
-In: the config. Out: the objects, which take plain values and never see it. Next: the Trainer fits,
-tests or predicts, as ``train`` asks it to.
+In: the config. Out: the objects, which get plain values and never the config. Next: ``train`` calls
+the Trainer, which fits, tests or predicts.
 """
 
 import json
@@ -29,24 +29,23 @@ from harness.training.attachments import attach, trainer_callbacks, trainer_plug
 from harness.training.check_targets import check_kinds, check_targets
 
 log = logging.getLogger(__name__)
-SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 
 def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.LightningDataModule | None]:
-    """Build what the config names; with ``data: null`` the model has the loaders.
+    """Build a Trainer, a module and a data module, which is ``None`` with ``data: null``.
 
     Raises:
         UserError: if a ``_target_`` does not exist or does not take its arguments.
     """
-    with user_errors():
+    with as_user_errors():
         check_targets(cfg)
     is_first = global_rank() == 0
-    # Packages that the config names belong to the run's log; torch's own is about its compiler.
+    # torch's own messages are about its compiler, and stay out of the log.
     log_file.start(Path(cfg.run_dir, "run.log"), packages_named(cfg) - {"torch"}, is_first)
     if is_first and (changes := provenance.changes(training_folder(cfg))):
         log.warning("%s", changes)
     seed(cfg)
-    with user_errors(cfg):
+    with as_user_errors(cfg):
         data = make_data(cfg)
         model, freezing = make_model(cfg)
         trackers.send_no_reports()
@@ -68,12 +67,12 @@ def build(cfg: DictConfig) -> tuple[pl.Trainer, pl.LightningModule, pl.Lightning
 
 
 @contextmanager
-def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
-    """Turn errors of Hydra, Lightning and torch about wrong settings into a ``UserError``."""
+def as_user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
+    """Replace errors of Hydra, Lightning and torch about wrong settings by a ``UserError``."""
     try:
         yield
     except Exception as error:
-        from harness.training import user_errors  # only a run that fails needs it
+        from harness.training import user_errors  # only a run that fails imports it
 
         if message := user_errors.describe_config_error(error, cfg):
             raise UserError(message) from error
@@ -81,19 +80,20 @@ def user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
 
 
 def seed(cfg: DictConfig) -> None:
-    """Seed all generators, before each stage, so that evaluate draws what the run's test drew."""
+    """Seed all generators before a stage, so that ``evaluate`` draws the same as the run's test."""
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
 def make(node: DictConfig) -> Any:
-    """Build one object of plain values."""
+    """Build one object from plain values."""
     return instantiate(node, _convert_="all")
 
 
 def make_data(cfg: DictConfig) -> Any:
-    """Build the data module, and fill in the settings that the config takes from it.
+    """Build the data module, and replace the config's ``from_data.`` values by its facts.
 
-    A new run writes these facts into its folder; whatever uses the run later reads them there.
+    A new run writes the facts into its folder. A resumed run, an evaluation and an export read
+    them there.
     """
     data = None if cfg.data is None else make(cfg.data)
     if "resume" in cfg and cfg.resume is None:
@@ -108,9 +108,9 @@ def make_data(cfg: DictConfig) -> Any:
 
 
 def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
-    """Build the module with the weights of ``init``, and the callback that keeps parts frozen.
+    """Build the module with the weights of ``init``, and a callback for frozen parameters.
 
-    Only a new run loads these weights: a resumed one has checkpoints.
+    Only a new run loads these weights. A resumed run loads its checkpoint.
     """
     model = make(cfg.model)
     if "resume" not in cfg or not isinstance(model, pl.LightningModule):
@@ -125,7 +125,7 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
             log.info("\n".join(lines))
     if not init.freeze:
         return model, []
-    from harness.init.freezing import Freezing  # for init.freeze alone
+    from harness.init.freezing import Freezing  # only init.freeze needs it
 
     freezing = Freezing(init.freeze, init.unfreeze_at_epoch)
     freezing.freeze(model)
@@ -133,31 +133,32 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
 
 
 def training_folder(cfg: DictConfig) -> Path:
-    """Return the folder of the run that trains, or that has written the checkpoint."""
+    """Return the folder of this training, or of the training that wrote the checkpoint."""
     return Path(cfg.run_dir) if "resume" in cfg else Path(cfg.checkpoint).resolve().parent.parent
 
 
 def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
-    """Build the config's callbacks, without those that Lightning refuses or that do nothing."""
+    """Build the config's callbacks, except those that the Trainer refuses or that do nothing."""
     is_used = {
-        pl.callbacks.Checkpoint: "resume" in cfg,  # an evaluation has its run's callbacks
+        pl.callbacks.Checkpoint: "resume"
+        in cfg,  # an evaluation reads its run's config, but saves nothing
         pl.callbacks.ProgressBar: cfg.trainer.enable_progress_bar,
         pl.callbacks.LearningRateMonitor: has_loggers,
     }
-    idle = tuple(kind for kind in is_used if not is_used[kind])
+    unused = tuple(kind for kind in is_used if not is_used[kind])
     built: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
-    callbacks = [callback for callback in built if not isinstance(callback, idle)]
+    callbacks = [callback for callback in built if not isinstance(callback, unused)]
     bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
-    if len(bars) > 1:  # a user's own takes the place of the harness's
-        callbacks = [c for c in callbacks if not (c in bars and is_of_harness(c))]
+    if len(bars) > 1:  # the user's replaces the library's
+        callbacks = [c for c in callbacks if not (c in bars and is_library_class(c))]
     for callback in callbacks:
-        # Several checkpoints need several names, or only the last would stay.
+        # Several checkpoints need different names. With one name, only the last would remain.
         if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.save_top_k not in (0, 1):
             name = callback.filename or "best"
             callback.filename = name if "{" in name else name + "-{epoch}-{step}"
     return callbacks
 
 
-def is_of_harness(callback: pl.Callback) -> bool:
-    """Return whether the harness has defined the class of a callback."""
+def is_library_class(callback: pl.Callback) -> bool:
+    """Return whether this library defines the class of a callback."""
     return type(callback).__module__.partition(".")[0] == "harness"

@@ -1,4 +1,4 @@
-"""Check that what a config names exists, takes its arguments, and is of the right kind.
+"""Check that each ``_target_`` exists, takes its arguments, and builds the right kind of object.
 
 In: the config, before anything is built; then the objects, before the Trainer gets them.
 """
@@ -21,46 +21,50 @@ HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
 def check_targets(cfg: Any) -> None:
-    """Check every ``_target_`` of a config and its arguments before any of them is called.
+    """Check every ``_target_`` of a config and its arguments, before any target is called.
 
     Raises:
-        UserError: with the key, and the nearest name or argument; see also ``import_targets``.
+        UserError: a target does not exist (see ``import_targets``), or lacks an argument. The
+            message names the key and the most similar argument.
     """
-    for key, node, called in import_targets(cfg):
+    for key, node, function in import_targets(cfg):
         target = node["_target_"]
         try:
-            parameters = inspect.signature(called).parameters
+            parameters = inspect.signature(function).parameters
         except ValueError:
-            continue  # written in C
+            continue  # a function in C has no signature
         for name in parameters.keys() & node.keys():
-            kind, value = parameters[name].annotation, node[name]
+            annotation, value = parameters[name].annotation, node[name]
             is_text = isinstance(value, str) and not value.startswith(PREFIX)
-            if is_text and {*(get_args(kind) or (kind,))} <= NUMBERS:
-                raise UserError(f"{key}.{name}={value} must be a number, as {target} says.")
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        for name in [] if takes_any else map(str, node):
+            if is_text and {*(get_args(annotation) or (annotation,))} <= NUMBERS:
+                raise UserError(
+                    f"{key}.{name}={value} is text, but {target} takes a number.\n"
+                    f"Type {key}.{name}=<number>."
+                )
+        has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in [] if has_kwargs else map(str, node):
             if name not in {*parameters, *HYDRA_KEYS}:
                 hint = suggest(name, parameters) or f" It takes {', '.join(parameters)}."
                 raise UserError(f"{key}: {target} has no argument {name}.{hint}")
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
-    """Refuse objects that the Trainer could not use; without data the model has the loaders."""
+    """Raise a ``UserError`` if the Trainer cannot use an object; ``data`` may be ``None``."""
     built: list[tuple[str, Any, type]] = [("model", model, pl.LightningModule)]
     built += [("data", data, pl.LightningDataModule)] if data is not None else []
     built += [("callbacks", callback, pl.Callback) for callback in callbacks]
     built += [("logger", logger, Logger) for logger in loggers]
-    for key, value, kind in built:
+    for key, value, base in built:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, (BatchSizeFinder, LearningRateFinder)):
             raise UserError(
-                f"{key}: {name} trains first and then goes back, which no run can.\n"
+                f"{key}: {name} trains first and then resets the model, which no run supports.\n"
                 "Use pytorch_lightning.tuner.Tuner in a notebook, or try values: -m <key>=<a>,<b>"
             )
-        if not isinstance(value, kind):
+        if not isinstance(value, base):
             hint = ""
-            if any(one.__module__.startswith("lightning.pytorch") for one in type(value).__mro__):
-                hint = " lightning.pytorch was imported before harness: import harness first."
+            if any(c.__module__.startswith("lightning.pytorch") for c in type(value).__mro__):
+                hint = " lightning.pytorch was imported before harness. Import harness first."
             elif isinstance(value, nn.Module):
-                hint = " A network is an argument of the LightningModule that trains it."
-            raise UserError(f"{key}: {name} is not a {kind.__name__}.{hint}")
+                hint = " Pass the network as an argument of a LightningModule that trains it."
+            raise UserError(f"{key}: {name} is not a {base.__name__}.{hint}")

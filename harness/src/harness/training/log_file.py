@@ -1,4 +1,4 @@
-"""Show warnings on the screen, and write them and other messages to the run's log file."""
+"""Print warnings on the screen, and write all messages to the run's log file."""
 
 import logging
 import sys
@@ -13,30 +13,33 @@ from harness.errors import printable
 from harness.files import DISK_FULL
 from harness.targets import is_in_rules
 
-# Warnings that say nothing about the user's run.
+# Warnings that do not concern the user's run.
 QUIET = (
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning 2.6 on torch 2.13
     r".*does not have many workers which may be a bottleneck",  # a guess without a measurement
-    r".*You're resuming from a checkpoint that ended before the epoch ended",  # as intended
-    r"Checkpoint directory .* exists and is not empty",  # of a resumed run
+    r".*You're resuming from a checkpoint that ended before the epoch ended",  # intended
+    r"Checkpoint directory .* exists and is not empty",  # a resumed run
     r".*torch.distributed.nn.functional.all_gather is deprecated",  # Lightning calls it
-    r"The number of training batches .* is smaller than the logging interval",  # of small data
-    r"You are using a custom batch sampler .* for prediction",  # the harness's own
-    r"GPU available but not used",  # the user has chosen the CPU
-    r"The `srun` command is available",  # the harness looks at Slurm itself
-    r"Grad strides do not match bucket view strides",  # of a convolution's single input channel
+    r"The number of training batches .* is smaller than the logging interval",  # small data
+    r"You are using a custom batch sampler .* for prediction",  # the library's sampler
+    r"GPU available but not used",  # the user chose the CPU
+    r"The `srun` command is available",  # the library reads Slurm's variables
+    r"Grad strides do not match bucket view strides",  # a convolution with one input channel
 )
-# A warning about a mistake.
+# A warning that becomes an error: without an optimizer, a run trains nothing.
 ERROR = r"`LightningModule.configure_optimizers` returned `None`"
 ALWAYS = {"harness", "pytorch_lightning", "lightning", "lightning_fabric", "py.warnings"}
-_configured: set[str] = set()  # names of this process's loggers that have our handlers
-_latest: Path | None = None  # log file of this process's run
+_configured: set[str] = set()  # names of the loggers whose handlers ``start`` has set
+_latest: Path | None = None  # log file of the run in this process
 
 
-def start(path: Path, packages: set[str], is_first_process: bool) -> None:
-    """Configure this process's loggers, of the packages as well that belong to the run.
+def start(path: Path, packages: set[str], is_rank_zero: bool) -> None:
+    """Set the handlers of this process's loggers.
 
-    Only the run's first process writes to the file.
+    Args:
+        path: the log file, which only rank 0 writes.
+        packages: packages that the config names: their messages go to the log file, too.
+        is_rank_zero: whether this process is rank 0.
     """
     global _latest
     _latest = path
@@ -46,68 +49,69 @@ def start(path: Path, packages: set[str], is_first_process: bool) -> None:
     logging.captureWarnings(True)
     threading.excepthook = show_thread_error
     screen = Screen(logging.WARNING)
-    of_owner = Screen() if is_first_process else screen
+    user_screen = Screen() if is_rank_zero else screen
     handlers: list[logging.Handler] = []
-    if is_first_process:
+    if is_rank_zero:
         file = ForgivingFileHandler(path, delay=True)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)
     for name in _configured | ALWAYS | packages:
         logger = logging.getLogger(name)
         for handler in logger.handlers if name in _configured else ():
-            handler.close()  # of an earlier run in this process
+            handler.close()  # an earlier run in this process set it
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        # The owner's code has the screen for what it says at level INFO, too.
-        logger.handlers = [of_owner if is_in_rules(name) else screen, *handlers]
+        # The screen also shows messages of level INFO from the user's code.
+        logger.handlers = [user_screen if is_in_rules(name) else screen, *handlers]
         _configured.add(name)
 
 
-def safe(text: str) -> str:
-    """Escape what a terminal would obey in a message, which may quote a stranger's file."""
+def escape_controls(text: str) -> str:
+    """Escape control characters in a message: it may quote a stranger's file."""
     return printable(text, keep="\n\t")
 
 
 class Screen(logging.Handler):
-    """Show messages; a progress bar that is drawn now lets them pass above it."""
+    """Print messages to stderr, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a line to what is stderr now, unless nobody reads it any more."""
+        """Print a message to today's ``sys.stderr``; drop it if the reader has ended."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
         with suppress(OSError):
-            print(f"{level}{safe(self.format(record))}", file=sys.stderr)
+            print(f"{level}{escape_controls(self.format(record))}", file=sys.stderr)
 
 
 class ForgivingFileHandler(logging.FileHandler):
-    """A log file that loses lines on a full disk, where others show tracebacks."""
+    """A log file that drops lines while the disk is full, instead of printing tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line if there is room."""
+        """Write a message, or drop it if the disk is full."""
         with suppress(OSError):
             if self.stream is None:
                 self.stream = self._open()
-            self.stream.write(safe(self.format(record)) + self.terminator)
+            self.stream.write(escape_controls(self.format(record)) + self.terminator)
             self.stream.flush()
 
     def close(self) -> None:
-        """Drop lines that still wait for room."""
+        """Close the file; drop buffered lines if the disk is full."""
         with suppress(OSError):
             super().close()
 
 
 def show_thread_error(raised: threading.ExceptHookArgs) -> None:
-    """Show the traceback of a thread, unless a logger's thread met a full disk."""
+    """Print the traceback of a thread, unless a logger's thread failed on a full disk."""
     if not (isinstance(raised.exc_value, OSError) and raised.exc_value.errno in DISK_FULL):
         threading.__excepthook__(raised)
 
 
 def write_traceback(error: BaseException) -> Path | None:
-    """Append a traceback to the run's log file and return its path; ``None`` if there is none.
+    """Append a traceback to the run's log file, and return the file's path.
 
-    Any process may do so, as the one that fails need not be the first.
+    Every rank may call it, because any rank may fail. Returns ``None`` without a log file, or if
+    the disk is full.
     """
     if _latest is not None:
-        with suppress(OSError), _latest.open("a") as file:  # the disk may be full
+        with suppress(OSError), _latest.open("a") as file:
             file.write(time.strftime("%Y-%m-%d %H:%M:%S ERROR\n"))
             file.writelines(traceback.format_exception(error))
             return _latest

@@ -1,6 +1,7 @@
-"""Refuse a checkpoint whose states of optimizers do not belong to today's: Lightning does not look.
+"""Refuse to resume from a checkpoint of other optimizers, schedules or parameters.
 
-In: the optimizers, when a checkpoint is written and when a resumed run begins.
+In: the optimizers, when a checkpoint is written and when a resumed run begins. Lightning does not
+compare them: it would load one parameter's optimizer state into another parameter.
 """
 
 from pathlib import Path
@@ -16,19 +17,20 @@ from harness.errors import UserError
 
 
 class OptimizerStates(pl.Callback):
-    """Describe the optimizers in a checkpoint, and compare them where a run goes on from it."""
+    """Store a description of the optimizers in each checkpoint; compare it when a run resumes."""
 
-    saved: dict[str, Any] | None = None
+    saved: dict[str, Any] | None = None  # the description in the checkpoint
 
     def on_save_checkpoint(self, trainer: pl.Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the classes of optimizers and schedules, and the names of parameters in order."""
-        checkpoint["optimized"] = description(trainer)
+        """Add the description of the optimizers to a checkpoint."""
+        checkpoint["optimized"] = describe_optimizers(trainer)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep what is compared when the whole checkpoint is loaded.
+        """Keep the description until ``on_train_start``, and copy mapped tensors.
 
-        What optimizers keep as it is, on the CPU all and on a GPU their counts of steps, becomes a
-        copy: a file of which a part is in use would need its room on the disk until the run ends.
+        Tensors of a checkpoint are mapped from its file. Optimizers keep some without a copy: on
+        the CPU all, on a GPU their step counts. Then the deleted file would fill the disk until
+        the run ends.
         """
         self.saved = checkpoint["optimized"]
         is_on_cpu = trainer.strategy.root_device.type == "cpu"
@@ -39,34 +41,34 @@ class OptimizerStates(pl.Callback):
         )
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Refuse states of other optimizers, parameters or schedules, with a UserError."""
-        now = description(trainer)
-        old, self.saved = self.saved or now, None
+        """Raise a ``UserError`` if the optimizers do not match those of the checkpoint."""
+        current = describe_optimizers(trainer)
+        saved, self.saved = self.saved or current, None
         for kind in ("optimizers", "schedules"):
-            before, today = (", ".join(one[kind]) or "none" for one in (old, now))
-            if before != today:
-                reason = f"its {kind} are {before}, and configure_optimizers gives {today}."
+            before, now = (", ".join(names[kind]) or "none" for names in (saved, current))
+            if before != now:
+                reason = f"its {kind} are {before}, and configure_optimizers returns {now}."
                 raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
-        for names in zip(old["names"], now["names"], strict=True):
-            for before, today in zip(*names, strict=False):  # torch has compared their number
-                if before != today and before in names[1]:  # else it was renamed as it was loaded
-                    reason = f"the optimizer's state of {before} would go to {today}."
+        for names in zip(saved["names"], current["names"], strict=True):
+            for before, now in zip(*names, strict=False):  # torch has compared the lengths
+                if before != now and before in names[1]:  # otherwise the user renamed a parameter
+                    reason = f"{now} would get the optimizer's state of {before}."
                     raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
 
 
 def describe_misfit(checkpoint: Path, reason: str) -> str:
-    """Say that this code cannot go on from a checkpoint, and what to do."""
+    """Return the message that today's code cannot resume from a checkpoint, and the cure."""
     return (
         f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\n"
-        "Go back to the code that trained it, or use resume=null to start another run: "
-        "scripts/convert_checkpoint.py takes the weights along."
+        "Go back to the code that trained it, or use resume=null to start another run. "
+        "scripts/convert_checkpoint.py gives you the weights for it."
     )
 
 
-def description(trainer: pl.Trainer) -> dict[str, list[Any]]:
-    """Return classes of optimizers and schedules, and names of parameters in order."""
+def describe_optimizers(trainer: pl.Trainer) -> dict[str, list[Any]]:
+    """Return the classes of optimizers and schedules, and each optimizer's parameter names."""
     names = {id(p): name for name, p in trainer.lightning_module.named_parameters()}
-    # Stochastic weight averaging replaces the schedule in the course of the run.
+    # Stochastic weight averaging replaces the schedule during the run.
     is_swa = any(
         isinstance(c, pl.callbacks.StochasticWeightAveraging) for c in callbacks_of(trainer)
     )

@@ -1,7 +1,7 @@
-"""Show a run's start on the screen; write its results, and show them.
+"""Print a run's start on the screen; later write and print its results.
 
-In: what ``build`` has made; then the Trainer and the metrics of fit and test. Out: results.json,
-entries of record.json.
+In: the objects that ``build`` made; then the Trainer and the metrics of fit and test. Out:
+results.json, and entries of record.json.
 """
 
 import logging
@@ -34,15 +34,15 @@ from harness.monitoring.throughput import Throughput
 log = logging.getLogger(__name__)
 NAME_WIDTH = 16
 HAS_TF32 = 8  # the first compute capability of GPUs with TF32
-COPIED = ("folder", "learning curves", "weights only", "goes on from", "predictions")
-# In results.json if the last weights were tested: there was no best checkpoint, it was lost, or a
-# hook has set other weights in on_train_end.
+COPIED = ("folder", "learning curves", "weights only", "resumes from", "predictions")  # to copy
+# A key of results.json if the last weights were tested: there was no best checkpoint, it was lost,
+# or a hook set other weights in on_train_end.
 LAST_WEIGHTS = "tested_last_weights"
 
 
 @rank_zero_only
 def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) -> None:
-    """Show what runs where, and which checkpoint it resumes."""
+    """Print the device, the strategy, the precision, the parameters, and the resumed checkpoint."""
     num_processes, device = trainer.world_size, trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     is_surprise = device.type == "cpu" and cfg.trainer.accelerator == "auto"
@@ -58,73 +58,72 @@ def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) 
         "parameters": f"{num:,}" + f", of which {num_trained:,} are trained" * (num > num_trained),
     }
     if cfg.resume is not None:
-        rows["goes on from"] = display_path(Path(cfg.resume).resolve())
+        rows["resumes from"] = display_path(Path(cfg.resume).resolve())
     show(rows)
 
 
 def tf32_hint(cfg: DictConfig, trainer: pl.Trainer) -> str:
-    """Say what ``tf32=true`` would give, where a GPU can and nobody has decided."""
+    """Return a hint at ``tf32=true``, or "" if the GPU lacks TF32 or the user has decided."""
     device = trainer.strategy.root_device
     if device.type != "cuda" or trainer.precision != "32-true" or cfg.get("tf32") is not None:
         return ""
     is_set = True
-    with suppress(RuntimeError):  # set by torch's newer switches, for cuBLAS alone
+    with suppress(RuntimeError):  # torch's newer switches set it for cuBLAS alone
         is_set = torch.get_float32_matmul_precision() != "highest"
     if is_set or torch.cuda.get_device_capability(device)[0] < HAS_TF32:
         return ""
     return (
         "; tf32=true multiplies matrices on tensor cores, up to 8 times as fast, and rounds their "
-        "factors to 10 bits"
+        "entries to 10 bits"
     )
 
 
 @rank_zero_only
 def show_batch(trainer: pl.Trainer, *_: Any) -> None:
-    """Show the samples of an optimizer step over all ranks, once the loaders are made."""
-    batches = [
-        getattr(one, "batch_sampler", None) for one in flat_loaders(trainer.train_dataloader)
-    ]
+    """Print the global batch size: the samples of one optimizer step over all ranks."""
+    loaders = flat_loaders(trainer.train_dataloader)
+    samplers = [getattr(loader, "batch_sampler", None) for loader in loaders]
     sizes: list[Any] = [
-        getattr(getattr(one, "batches", one), "batch_size", None) for one in batches
+        getattr(getattr(sampler, "batches", sampler), "batch_size", None) for sampler in samplers
     ]
     num_samples = " + ".join(str(size or "?") for size in sizes)
     num_ranks, num_micro_batches = trainer.world_size, int(trainer.accumulate_grad_batches)
     text = f"{num_samples} samples (train_dataloader)"
     if num_ranks * num_micro_batches > 1 and all(sizes):
-        most = sum(math.ceil(size / num_ranks / num_micro_batches) for size in sizes)
-        text += f", at most {most} at once"
+        max_samples = sum(math.ceil(size / num_ranks / num_micro_batches) for size in sizes)
+        text += f", at most {max_samples} at once"
         text += f" on each of {num_ranks} ranks" * (num_ranks > 1)
-        how = f", with trainer.accumulate_grad_batches={num_micro_batches}"
-        text += how * (num_micro_batches > 1)
+        if num_micro_batches > 1:
+            text += f", with trainer.accumulate_grad_batches={num_micro_batches}"
     show({"batch": text})
     print()
 
 
 @rank_zero_only
 def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
-    """Write a run's results, and show the result, the speed, the folder, and two commands."""
+    """Write a run's results, and print the result, the speed, the folder, and two commands."""
     run_dir = Path(cfg.run_dir)
     write_durably(run_dir / "results.json", json_text(metrics, indent=2).encode() + b"\n")
-    facts: dict[str, Any] = {"stopped_early": early_stop(trainer)}
+    entries: dict[str, Any] = {"stopped_early": early_stop_reason(trainer)}
     gpu_use: GpuUse | None = None
     for callback in callbacks_of(trainer):
         if isinstance(callback, Throughput):
-            facts |= callback.results()
+            entries |= callback.results()
             gpu_use = callback.gpu_use
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
-        facts |= {"best": float(best)} if best.isfinite() else {}
-    provenance.note(run_dir, **facts)
-    # The test is of the best checkpoint; other metrics are of the last epoch.
+        entries |= {"best": float(best)} if best.isfinite() else {}
+    provenance.note(run_dir, **entries)
+    # Test metrics belong to the best checkpoint, all others to the last epoch.
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
     if LAST_WEIGHTS in metrics:
         results.append("of the last weights")
     rows = {"result": ", ".join(results)} if results else {}
-    if reason := facts["stopped_early"]:
+    if reason := entries["stopped_early"]:
         rows["stopped early"] = reason
-    if "verdict" in facts:
-        rows["speed"] = f"{facts['samples_per_second']:,.0f} samples/s, {facts['verdict']}"
+    if "verdict" in entries:
+        rows["speed"] = f"{entries['samples_per_second']:,.0f} samples/s, {entries['verdict']}"
     if gpu_use:
         larger = f"; a data.batch_size {TIMES_LARGER} times as large would fit"
         rows["GPU"] = f"{gpu_use}{larger * gpu_use.has_room()}"
@@ -138,35 +137,38 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     show(rows)
 
 
-def scalars(trainer: pl.Trainer) -> dict[str, float]:
-    """Return the last value of every metric that is a number."""
+def scalar_metrics(trainer: pl.Trainer) -> dict[str, float]:
+    """Return the last value of each metric that is one number."""
     metrics = {name: torch.as_tensor(value) for name, value in trainer.callback_metrics.items()}
     others = [name for name, value in metrics.items() if value.numel() != 1]
     if others and trainer.is_global_zero:
-        log.warning("Not one number, and not in results.json: %s.", ", ".join(others))
+        log.warning(
+            "results.json lacks these metrics, which are not one number: %s.", ", ".join(others)
+        )
     return {name: float(value) for name, value in metrics.items() if name not in others}
 
 
 def show(rows: Mapping[str, str]) -> None:
     """Print a table of two columns.
 
-    A terminal gets sentences wrapped between words, and commands and paths whole, to be copied.
+    On a terminal, texts are wrapped. Commands and paths stay on one line, so that they can be
+    copied.
     """
     console = Console(highlight=False)
     console.print()
     for name, value in rows.items():
         text = printable(value)
         if name not in COPIED and console.is_terminal:
-            # A long word, such as a path, stays whole.
-            how: Any = {"break_long_words": False, "break_on_hyphens": False}
+            # A path inside a text stays on one line.
+            options: Any = {"break_long_words": False, "break_on_hyphens": False}
             indent = " " * (NAME_WIDTH + 1)
-            text = textwrap.fill(text, max(console.width - len(indent), 20), **how)
+            text = textwrap.fill(text, max(console.width - len(indent), 20), **options)
             text = text.replace("\n", "\n" + indent)
         console.print(f"[bold]{name:<{NAME_WIDTH}}[/bold] {escape(text)}", soft_wrap=True)
 
 
-def early_stop(trainer: pl.Trainer) -> str | None:
-    """Return why a training has ended before its last epoch; ``None`` if it has not."""
+def early_stop_reason(trainer: pl.Trainer) -> str | None:
+    """Return why a training ended before its last epoch, or ``None`` if it did not."""
     for stopper in trainer.early_stopping_callbacks:
         # A run that was stopped once may have been resumed to its last epoch.
         if stopper.stopping_reason_message and stopper.stopped_epoch >= trainer.current_epoch - 1:

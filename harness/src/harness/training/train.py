@@ -1,7 +1,7 @@
 """Train, evaluate or predict, from a run's frozen config to its results.
 
-In: the config, with the run's folder in it. Out: results.json, or the table of predictions, there.
-Next: ``build`` makes the objects, the Trainer computes, ``summary`` writes what came out.
+In: the config, which names the run's folder. Out: results.json in that folder, or the table of
+predictions. ``build`` makes the objects, the Trainer computes, and ``summary`` writes the results.
 """
 
 import logging
@@ -29,31 +29,35 @@ from harness.distributed.launcher import global_rank
 from harness.errors import AgreedExit, UserError
 from harness.features import trackers
 from harness.loggers.rewind import Logs
-from harness.training.build import build, make, seed, user_errors
+from harness.training.build import as_user_errors, build, make, seed
 from harness.training.check_targets import check_targets
-from harness.training.summary import LAST_WEIGHTS, finish, scalars, show, show_start
+from harness.training.summary import LAST_WEIGHTS, finish, scalar_metrics, show, show_start
 
 log = logging.getLogger(__name__)
 BEST = "best.ckpt"
-TEST = ("test_step", "test_dataloader")
+TEST = ("test_step", "test_dataloader")  # methods that a test needs
 
 
 def train(cfg: DictConfig) -> None:
-    """Fit, test the best checkpoint, and write what came out."""
+    """Fit, test the best checkpoint, and write the results."""
     trainer, model, data = build(cfg)
-    if reason := missing(["train_dataloader"], model, data):
-        raise UserError(f"There is nothing to train on: {reason}.")
-    with user_errors(cfg), leaving_together():
+    if reason := missing_method(["train_dataloader"], model, data):
+        raise UserError(
+            f"There is nothing to train on: {reason}.\n"
+            "Write: def train_dataloader(self): return DataLoader(...)"
+        )
+    with as_user_errors(cfg), leave_together():
         show_start(cfg, trainer, model)
         if cfg.resume is None:
             if global_rank() == 0:
-                Logs(Path(cfg.run_dir)).rewind()  # of a start that reached no checkpoint
+                # An earlier start may have logged without saving a checkpoint.
+                Logs(Path(cfg.run_dir)).rewind()
             trackers.log_settings(trainer.loggers, cfg)
         seed(cfg)
         trainer.fit(model, data, ckpt_path=cfg.resume, weights_only=True)
-        metrics = scalars(trainer)
+        metrics = scalar_metrics(trainer)
         best = best_weights(trainer)
-        reason = missing(TEST, model, data)
+        reason = missing_method(TEST, model, data)
         if cfg.test and reason and trainer.is_global_zero:
             log.warning("No test: %s.", reason)
         if cfg.test and not reason and not trainer.interrupted:
@@ -63,34 +67,34 @@ def train(cfg: DictConfig) -> None:
                 metrics[LAST_WEIGHTS] = True
             seed(cfg)
             trainer.test(model, data, verbose=False)
-            metrics |= scalars(trainer)
+            metrics |= scalar_metrics(trainer)
     finish(trainer, cfg, metrics)
     close_process_group()
 
 
 def evaluate(cfg: DictConfig) -> None:
-    """Test a checkpoint and write the metrics."""
+    """Test a checkpoint, and write the metrics."""
     trainer, model, data = build(cfg)
-    if reason := missing(TEST, model, data):
+    if reason := missing_method(TEST, model, data):
         raise UserError(f"There is nothing to evaluate: {reason}.")
-    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # it is verified
-    with user_errors(cfg):
+    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # verified
+    with as_user_errors(cfg):
         seed(cfg)
         trainer.test(model, data, verbose=False)
-    finish(trainer, cfg, scalars(trainer))
+    finish(trainer, cfg, scalar_metrics(trainer))
     close_process_group()
 
 
 def predict(cfg: DictConfig) -> None:
-    """Write the predictions of a checkpoint to a CSV; what is no table goes beside it."""
+    """Write a checkpoint's predictions to a CSV file; those that are no table to a .pt file."""
     trainer, model, data = build(cfg)
-    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # it is verified
-    if reason := missing(["predict_dataloader"], model, data):
+    load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # verified
+    if reason := missing_method(["predict_dataloader"], model, data):
         raise UserError(
             f"There is nothing to predict: {reason}.\n"
             "Write: def predict_dataloader(self): return DataLoader(...)"
         )
-    with user_errors(cfg):
+    with as_user_errors(cfg):
         seed(cfg)
         trainer.predict(model, data, return_predictions=False)
     close_process_group()
@@ -100,8 +104,8 @@ def predict(cfg: DictConfig) -> None:
 
 
 def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
-    """Build a run's module with the weights of a checkpoint, on the CPU, ready for evaluation."""
-    with user_errors():
+    """Build a run's module on the CPU, in evaluation mode, with the weights of a checkpoint."""
+    with as_user_errors():
         cfg = OmegaConf.masked_copy(cfg, ["model"])
         check_targets(cfg)
         run_dir = checkpoint.resolve().parent.parent
@@ -113,23 +117,23 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
     return model.eval()
 
 
-def missing(
+def missing_method(
     methods: Sequence[str], model: pl.LightningModule, data: pl.LightningDataModule | None
 ) -> str | None:
-    """Name the first of some steps and loaders that nobody has defined."""
+    """Return a text on the first method that the user has not defined, or ``None``."""
     for method in methods:
-        owner = model if method.endswith("_step") else data or model
-        if not is_overridden(method, owner):
-            where = ", and data=null takes its own loaders" if data is None else ""
-            return f"{type(owner).__name__} has no {method}{where}"
+        definer = model if method.endswith("_step") else data or model
+        if not is_overridden(method, definer):
+            note = ", and with data=null the module needs its own loaders" if data is None else ""
+            return f"{type(definer).__name__} has no {method}{note}"
     return None
 
 
 def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> None:
-    """Load the weights of a verified checkpoint, and the numbers that training had changed.
+    """Load the weights of a verified checkpoint, and the numbers that the training changed.
 
     Raises:
-        UserError: if they do not fit the model.
+        UserError: the file is no checkpoint of a training run, or does not fit the model.
     """
     try:
         weights, attributes = read_model(path)
@@ -151,9 +155,10 @@ def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> 
 
 
 def best_weights(trainer: pl.Trainer) -> Path | None:
-    """Link ``best.ckpt`` to the run's best checkpoint, and return its path if it is whole.
+    """Link ``best.ckpt`` to the run's best checkpoint, and return its path on all ranks.
 
-    A damaged one is renamed, with a message. All processes return what the first one has found.
+    Returns ``None`` if the test must use the last weights: the run saved no best checkpoint, the
+    checkpoint is damaged, or hooks set other weights at the end. The run logs the reason.
     """
     path = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not path:
@@ -161,42 +166,45 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
         is_expected = trainer.checkpoint_callback is not None and not is_dry
         if trainer.is_global_zero and is_expected:
             log.warning(
-                "There is no best checkpoint: nothing was validated, or none is saved. The results "
-                "are those of the last weights."
+                "There is no best checkpoint: the run validated nothing, or saved nothing. The "
+                "results are those of the last weights."
             )
         return None
     best = Path(path)
     is_whole = trainer.strategy.broadcast(trainer.is_global_zero and link_best(best))
     if are_weights_new(trainer):
         if trainer.is_global_zero:
-            log.warning("Hooks have set the weights in on_train_end: the results are of these.")
+            log.warning("Hooks have set the weights in on_train_end. The results are of these.")
         return None
     return best if is_whole else None
 
 
 def are_weights_new(trainer: pl.Trainer) -> bool:
-    """Return whether hooks at the end of training, of whichever start, have set other weights."""
+    """Return whether hooks have set other weights at the end of training, in any start."""
     return any(isinstance(c, SafePoint) and c.are_weights_new for c in callbacks_of(trainer))
 
 
 def link_best(best: Path) -> bool:
-    """Let ``best.ckpt`` name a checkpoint, and return whether that can be read."""
-    name = best.with_name(BEST)
-    reason = unreadable(best) if best.is_file() else "it is not there any more"
+    """Link ``best.ckpt`` to a checkpoint, and return whether the checkpoint can be read.
+
+    Rename a damaged checkpoint, and log an error.
+    """
+    best_link = best.with_name(BEST)
+    reason = unreadable(best) if best.is_file() else "the file does not exist any more"
     if reason is None:
-        if best != name:
-            link(name, best.name)
+        if best != best_link:
+            link(best_link, best.name)
         return True
     log.error("%s is lost: %s.\nThe results are those of the last weights.", best, reason)
     if best.exists():
         best.replace(best.with_name(f"{best.name}.damaged"))
-    name.unlink(missing_ok=True)  # it may name another checkpoint
+    best_link.unlink(missing_ok=True)  # it may link to another checkpoint
     return False
 
 
 @contextmanager
-def leaving_together() -> Iterator[None]:
-    """End the process group after an agreed exit, and wait for the other processes."""
+def leave_together() -> Iterator[None]:
+    """End the process group after an agreed exit, and wait for the ranks that this one started."""
     try:
         yield
     except AgreedExit:
@@ -208,7 +216,7 @@ def leaving_together() -> Iterator[None]:
 
 
 def close_process_group() -> None:
-    """End the process group together: an open gloo group aborts at exit now and then."""
+    """Close the process group on all ranks: an open gloo group sometimes aborts at exit."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -31,7 +31,7 @@ from harness.features.speed import Speed
 from harness.init.freezing import Freezing
 from harness.parity.global_batches import GlobalBatches
 from harness.training.attachments import Attachments
-from harness.training.build import build, user_errors
+from harness.training.build import as_user_errors, build
 
 KEPT = (Attachments, GlobalBatches, Speed, Freezing)  # callbacks that change a training step
 SECONDS, WARM_UP = 2.0, 3  # length of a trial, and the optimizer steps before it
@@ -162,7 +162,7 @@ def fit(
             return train_on(loaders) if method == "train_dataloader" else loaders
 
         global_batches.make_loaders = make_loaders  # type: ignore[method-assign]
-        with user_errors(cfg), suppress(EnoughError):
+        with as_user_errors(cfg), suppress(EnoughError):
             (start or (lambda *built: trainer.fit(*built[1:])))(trainer, model, data)
 
 
