@@ -20,7 +20,8 @@ from harness.compat import callbacks_of
 from harness.data.datamodule import DataModule
 from harness.data.loaders import flat_loaders
 from harness.data.randomness import GENERATORS
-from harness.data.shared_batches import SharedBatchSampler, samplers_in
+from harness.data.samplers import samplers_in
+from harness.data.shared_batches import SharedBatchSampler
 from harness.kinds import FRAMEWORKS, REPORTING, package
 from harness.sharded import full_tensor, shard_like
 

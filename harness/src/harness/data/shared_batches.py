@@ -6,10 +6,10 @@ weight of each local batch.
 """
 
 import logging
-import zlib
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import length_hint
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +17,20 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from harness.data.batches import Batch, BatchedDataset, LocalBatchCounts, local_bounds
-from harness.data.randomness import generators_in, mix_seed, reseed, seeded_iteration
+from harness.data.randomness import (
+    generators_in,
+    mix_seed,
+    preserved_generators,
+    reseed,
+    seed_generators,
+    seeded_iteration,
+)
+from harness.data.samplers import numbers_in, samplers_in
+from harness.data.stock_order import ShuffledBatches, checksum, compact, is_stock_shuffle
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
 NUM_FIRST = 8  # the first-batch check may use this many batches of an epoch
-NUMBERS = (bool, int, float)
 
 
 @dataclass(eq=False, repr=False)
@@ -68,34 +76,47 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         self.generators: list[Any] | None = None  # of the data set; found at the first batch
         self.was_iterated = False  # whether the loader has iterated over this sampler
         self.sampler = self  # Lightning calls `loader.batch_sampler.sampler.set_epoch`
-        self.turns: list[list[Any]] | None = None  # this rank's batches of an evaluation
+        self.turns: list[Sequence[Any]] | None = None  # this rank's batches of an evaluation
         self.initial_numbers = numbers_in(self.batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         # The current epoch, its completed rounds, and the global batches in these.
         self.running, self.num_rounds, self.num_in_rounds = self.epoch, 0, 0
-        self.totals = [0]  # by global batch of this epoch: the samples before it
-        self.sums = [0]  # by global batch: a checksum of the indices before it
+        # By global batch of this epoch: the samples before it, and a checksum of their indices.
+        self.totals, self.sums = array("q", [0]), array("I", [0])
         self.first: list[list[Any]] = []  # the first training batches, for the first-batch check
         self.numbers = self._changed_numbers()
 
-    def _draw(self) -> Iterator[list[Any]]:
-        """Yield the global batches of one round, and count their samples."""
+    def _draw(self, num_skipped: int = 0) -> Iterator[list[Any]]:
+        """Yield the global batches of one round, and count their samples.
+
+        ``num_skipped`` batches at the start may be left out, but are counted.
+        """
         seed = mix_seed(self.seed, 0 if self.is_fixed else self.running, self.num_rounds)
         samplers = samplers_in(self.batches)
         for sampler in samplers:
             for value in list(getattr(sampler, "__dict__", {}).values()):
                 reseed(value, seed)
-        # torch's own samplers draw all random numbers of an epoch at its start.
-        draws_once = {type(s).__module__ for s in samplers} == {"torch.utils.data.sampler"}
-        drawn = seeded_iteration(self.batches, seed, draws_once)
-        if not self.is_round_robin:
-            self.first = [list(batch) for batch in islice(drawn, NUM_FIRST)]
-        for indices in islice(chain(self.first, drawn), self.limit):
+        drawn: Iterator[Any]
+        if is_stock_shuffle(self.batches):
+            with preserved_generators():
+                seed_generators(seed)
+                shuffled = ShuffledBatches(self.batches)
+            self.first = [*islice(shuffled.iterate(), NUM_FIRST)]
+            self._skip(shuffled, num := min(num_skipped, len(shuffled)))
+            drawn = shuffled.iterate(num)
+        else:
+            # torch's own samplers draw all random numbers of an epoch at its start.
+            draws_once = {type(s).__module__ for s in samplers} == {"torch.utils.data.sampler"}
+            drawn = seeded_iteration(self.batches, seed, draws_once)
+            if not self.is_round_robin:
+                self.first = [list(batch) for batch in islice(drawn, NUM_FIRST)]
+                drawn = chain(self.first, drawn)
+        for indices in islice(drawn, self.limit):
             batch, step = list(indices), len(self.totals) - 1
             self.totals.append(self.totals[-1] + len(batch))
-            self.sums.append(zlib.crc32(repr(batch).encode(), self.sums[-1]))
+            self.sums.append(checksum(batch, self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
                 log.warning(
                     "%s draws other batches than before the run was stopped: this epoch may repeat "
@@ -104,6 +125,15 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
                     self.name,
                 )
             yield batch
+
+    def _skip(self, shuffled: ShuffledBatches, num: int) -> None:
+        """Count the first batches of a round without making them."""
+        if num:
+            start, before = self.totals[-1], self.sums[-1]
+            sizes = range(start + shuffled.size, start + num * shuffled.size, shuffled.size)
+            last = start + min(num * shuffled.size, len(shuffled.order))
+            self.totals.extend(chain(sizes, [last]))
+            self.sums.extend(chain(repeat(0, num - 1), [shuffled.checksum(num, before)]))
 
     def __len__(self) -> int:
         if self.is_round_robin:
@@ -138,8 +168,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             vars(sampler).update(numbers)
         self.numbers = self._changed_numbers()
         self.start = (epoch, step)
-        checksum = saved.get("sum")
-        self.expected = {} if checksum is None else {step: checksum}
+        expected = saved.get("checksum")
+        self.expected = {} if expected is None else {step: expected}
         self.set_epoch(epoch)  # Lightning reads the first batches before it calls set_epoch
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
@@ -152,7 +182,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         return {
             "settings": self.settings(),
             "numbers": self.numbers if is_running else self._changed_numbers(),
-            "sum": self.sums[step + 1] if is_running and step + 1 < len(self.sums) else None,
+            "checksum": self.sums[step + 1] if is_running and step + 1 < len(self.sums) else None,
         }
 
     def _changed_numbers(self) -> list[dict[str, Any]]:
@@ -168,7 +198,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             batch = self.batch(indices)
             yield batch.begin() if self.reads_here else batch
 
-    def batch(self, indices: list[Any]) -> Batch:
+    def batch(self, indices: Sequence[Any]) -> Batch:
         """Return a ``Batch`` of the indices, which seeds the generators of the data set."""
         if self.generators is None and self.dataset is not None:
             self.generators = generators_in(self.dataset)
@@ -191,7 +221,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         del self.totals[self.num_in_rounds + 1 :], self.sums[self.num_in_rounds + 1 :]
         first = self.start[1] if self.running == self.start[0] else 0
         while True:
-            for step, indices in enumerate(self._draw(), self.num_in_rounds):
+            for indices in self._draw(max(0, first - self.num_in_rounds)):
+                step = len(self.totals) - 2
                 for micro in range(self.num_micro_batches) if step >= first else ():
                     share = micro * self.num_ranks + self.rank
                     low, high = local_bounds(len(indices), share, self.num_shares)
@@ -202,7 +233,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             if self.num_in_rounds >= first or self.num_in_rounds == num_before or not self.cycles:
                 return
 
-    def _turns(self) -> list[list[Any]]:
+    def _turns(self) -> list[Sequence[Any]]:
         """Return this rank's batches of an evaluation, drawn once for all epochs.
 
         Raises:
@@ -210,7 +241,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         """
         if self.turns is not None:
             return self.turns
-        drawn, num = list(self._draw()), self.num_ranks
+        drawn, num = [compact(batch) for batch in self._draw()], self.num_ranks
         num_whole = len(drawn) // num * num
         if len(drawn) == num_whole or (num_whole and not self.splits_last):
             self.turns = drawn[self.rank :: num]
@@ -253,20 +284,3 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
         return first + local_bounds(size, micro * self.num_ranks, self.num_shares)[0]
-
-
-def samplers_in(batches: Any) -> list[Any]:
-    """Return a batch sampler, and all samplers that it holds, directly or within others."""
-    samplers = [batches]
-    for sampler in samplers:  # the loop appends to it
-        held = vars(sampler).values() if hasattr(sampler, "__dict__") else ()
-        samplers += [
-            s for s in held if isinstance(s, Sampler) and all(s is not x for x in samplers)
-        ]
-    return samplers
-
-
-def numbers_in(batches: Any) -> list[dict[str, Any]]:
-    """Return the attributes of each sampler in a batch sampler that are numbers."""
-    attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
-    return [{n: v for n, v in held.items() if type(v) in NUMBERS} for held in attributes]
