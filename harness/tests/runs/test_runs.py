@@ -91,9 +91,9 @@ def test_every_other_state_is_named_with_its_reason(finished_run: Path, tmp_path
         "damaged results": ("damaged", "results.json cannot be read"),
     }
     lines = answer(capsys, "ls", tmp_path / "damaged", tmp_path / "failed").splitlines()
-    (of_failed,) = (line for line in lines if f" {tmp_path / 'failed'} " in line)
-    assert of_failed.split()[0] == "failed"
-    assert "ValueError: no horses" in of_failed
+    (number,) = (n for n, line in enumerate(lines) if line.endswith(f" {tmp_path / 'failed'}"))
+    assert lines[number].split()[0] == "failed"
+    assert lines[number + 1] == "    ValueError: no horses"
 
 
 def test_what_stands_in_files_of_a_run_is_read_or_left_out(finished_run: Path, tmp_path) -> None:
@@ -165,12 +165,70 @@ def test_tables_for_a_person_hold_the_same_as_far_as_the_screen_goes(
     for columns in (70, 100, 300):
         monkeypatch.setenv("COLUMNS", str(columns))
         title, *_, last = answer(capsys, "ls", tmp_path).splitlines()
-        names = title.split() + last.partition("Columns that do not fit: ")[2].partition(". ")[
-            0
-        ].split(", ")
-        assert {"run", "status", "best", "lr", "num_test", "blur", "test/accuracy"} <= {*names}
+        omitted = last.partition("Columns that do not fit: ")[2].partition(". ")[0]
+        names = title.split() + omitted.replace(" and ", ", ").split(", ")
+        assert {"run", "status", "best", "lr", "blur", "test/accuracy"} <= {*names}
         assert title.split()[-1] == "run"
         assert len(title) <= columns
+
+
+def test_80_columns_show_the_result_and_what_was_varied(
+    finished_run: Path, tmp_path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learning rate is one column, though the schedule repeats it as ``max_lr``.
+
+    A setting that only one run has comes later.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for number, lr in enumerate((0.001, 0.01)):
+        folder = copied(
+            finished_run, tmp_path / f"outputs/name/{number}", ("lr: 0.005", f"lr: {lr}")
+        )
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("\ncallbacks:\n", "\ncallbacks:\n  a: 1\n"))
+    (folder / "results.json").unlink()
+    provenance.note(
+        folder, status="failed", reason="a reason as long as half of the screen is wide"
+    )
+    title, first, second, reason, best, *_ = answer(capsys, "ls", "outputs").splitlines()
+    assert title.split()[:6] == ["status", "best", "test/accuracy", "lr", "a", "test/loss"]
+    assert first.split()[3] == "0.001"
+    assert first.split()[0 :: len(first.split()) - 1] == ["finished", "outputs/name/0"]
+    assert second.split()[0 :: len(second.split()) - 1] == ["failed", "outputs/name/1"]
+    assert reason.startswith("    a reason as long")
+    assert best == "best: the best val/accuracy of each run."
+
+
+def test_best_counts_all_runs_by_the_same_rule_and_says_which(
+    finished_run: Path, tmp_path, capsys
+) -> None:
+    """Of runs with two objectives, each counts with its final value of the metric."""
+    for name, objective, final in (("a", "accuracy", 0.5), ("b", "loss", 0.25)):
+        change = ("objective: val/accuracy", f"objective: val/{objective}")
+        folder = copied(finished_run, tmp_path / name, change)
+        (folder / "results.json").write_text(json.dumps({"val/accuracy": final}))
+        provenance.note(folder, best=0.75)
+    found = rows(capsys, "best", tmp_path, "--by", "val/accuracy")
+    assert [(row["val/accuracy"], row["objective"]) for row in found] == [
+        (0.5, "val/accuracy"),
+        (0.25, "val/loss"),
+    ]
+    said = "val/accuracy: the final value of each run, the largest first"
+    assert answer(capsys, "best", tmp_path, "--by", "val/accuracy").startswith(said)
+    (alone,) = rows(capsys, "best", tmp_path / "a", "--by", "val/accuracy")
+    assert alone["val/accuracy"] == 0.75
+    said = "val/accuracy: the best value of each run, the largest first"
+    assert answer(capsys, "best", tmp_path / "a").startswith(said)
+
+
+def test_an_objective_that_is_nan_everywhere_is_called_so(finished_run, tmp_path, capsys) -> None:
+    change = ("objective: val/accuracy", "objective: val/score")
+    folder = copied(finished_run, tmp_path / "a", change)
+    (folder / "results.json").unlink()
+    provenance.note(folder, best=None)
+    assert runs.main(["best", str(tmp_path)]) == 1
+    assert "None of 1 runs has a finite value of val/score." in capsys.readouterr().err
 
 
 def test_conditions_choose_runs_by_settings_results_and_tags(finished_run: Path, tmp_path) -> None:
@@ -205,7 +263,7 @@ def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> No
         (["ls", finished_run, "--filter", "statu=1"], "No run has statu. Did you mean status?"),
         (["ls", finished_run, "--filter", "status"], "write a condition such as status=finished"),
         (["diff", finished_run, twin, "--filter", "seed=7"], "diff takes 2"),
-        (["best", finished_run, "--by", "notes"], "None of 1 runs has a value of notes"),
+        (["best", finished_run, "--by", "notes"], "None of 1 runs has a finite value of notes"),
         (["best", finished_run, "--by", "test/horses"], "No run has test/horses."),
     ):
         assert runs.main([str(word) for word in words]) == 1

@@ -62,18 +62,17 @@ def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> 
 
 
 def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
-    """Each in its line."""
+    """The reason is the line below the folder."""
     words = [*TINY, "model.optimizer.lr=-1,0.01,fast"]
     status, said = again(tmp_path, *words)
     assert status == 1
     (folder,) = sweeps(tmp_path)
     assert "job 0 failed" in said
-    rows = {
-        i: line for i in range(3) for line in said.splitlines() if f" {folder / str(i)}" in line
-    }
-    assert rows[0].startswith("failed")
-    assert "model.optimizer: Invalid learning rate: -1" in rows[0]
-    assert rows[2].startswith("failed")
+    lines = said.splitlines()
+    places = [next(n for n, x in enumerate(lines) if f" {folder / str(i)}" in x) for i in range(3)]
+    assert lines[places[0]].startswith("failed")
+    assert "    model.optimizer: Invalid learning rate: -1" in lines[places[0] + 1]
+    assert lines[places[2]].startswith("failed")
     assert f"Resume with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
     assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
     assert (folder / "1" / "results.json").exists()

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from harness import provenance
+from harness.display import join_first
 from harness.errors import UserError, print_text, printable
 from harness.keys import last_part
 from harness.objective import mode_of
@@ -27,24 +28,25 @@ SIGNS: dict[str, Callable[[Any, Any], pl.Expr]] = {
 CONDITION = re.compile(r"(.+?)(<=|>=|!=|<|>|=)(.*)")
 SCREEN = (120, 24)  # columns and lines if the output is no terminal
 FOLDERS = ("run", "best run")
-LAST = (*FOLDERS, "reason")  # columns that are never omitted
 LISTED = (*GPU, "reason")  # facts that `ls` prints
 MAX_UNCUT = 3  # columns of a table that is never cut: name and value, or name and two runs
 
 
 def differing_settings(runs: Runs) -> list[str]:
-    """Return the settings that are not the same in all runs, the outermost first.
+    """Return the settings that are not the same in all runs.
 
-    Settings with the same last part and equal values, such as ``seed`` and ``data.seed``, count as
-    one.
+    Those that every run has come first, and of these the outermost. Settings with the same last
+    word and equal values, such as ``lr`` and ``max_lr``, count as one, with the shorter name.
     """
-    outermost_first: list[str] = sorted(runs.settings, key=lambda name: name.count("."))
-    table = runs.frame.select(outermost_first)
-    names: dict[tuple[Any, ...], str] = {}
+    table = runs.frame.select(runs.settings)
     # Skip runs without a readable config: all their settings are null.
-    for column in table.filter(~pl.all_horizontal(pl.all().is_null())):
+    columns = [*table.filter(~pl.all_horizontal(pl.all().is_null()))]
+    columns.sort(key=lambda x: (x.null_count() > 0, x.name.count("."), len(last_part(x.name))))
+    names: dict[tuple[Any, ...], str] = {}
+    for column in columns:
         if column.n_unique() > 1:
-            names.setdefault((last_part(column.name), *column), column.name)
+            word = last_part(column.name).rpartition("_")[2]
+            names.setdefault((word, *column), column.name)
     return [*names.values()]
 
 
@@ -92,21 +94,29 @@ def filter_runs(runs: Runs, conditions: Sequence[str]) -> Runs:
 
 
 def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
-    """Return for each run its status, its best value, test metrics and settings that differ."""
+    """Return for each run its status, its best value, settings that differ and test metrics.
+
+    The test metric of the objective's name comes before the settings, so that a narrow screen has
+    it.
+    """
+    objectives = set(runs.frame["objective"].drop_nulls())
+    fitting = {f"test/{objective.rpartition('/')[2]}" for objective in objectives}
     tested = [name for name in runs.frame.columns if name.startswith("test/")]
+    tested.sort(key=lambda name: name not in fitting)
+    num_first = len(fitting & {*tested})
     # Leave out a strategy's own settings, which only `diff` lists: the experiment is the same.
     settings = [
         name for name in differing_settings(runs) if not name.startswith("trainer.strategy.")
     ]
-    names = ["run", "status", "best", *settings, *tested, *facts, "objective"]
-    return runs.frame.select(names)
+    first = ["run", "status", "best", "objective", *tested[:num_first]]
+    return runs.frame.select(*first, *settings, *tested[num_first:], *facts)
 
 
 def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, Any]], str]:
     """Average a metric over runs that differ only in seed or fold.
 
-    If the metric is a run's objective, the run counts with its best value, otherwise with its
-    final one.
+    If the metric is the objective of all runs, a run counts with its best value, otherwise with
+    its final one.
 
     Args:
         runs: the runs.
@@ -125,15 +135,17 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
         raise UserError(
             f"The runs have {len(modes)} objectives. Add --by METRIC to choose a metric."
         )
-    name = full_name(runs.frame, by or next(iter(modes)))
+    name = by or next(iter(modes))
+    is_objective = [*modes] == [name]  # of all runs
+    name = name if is_objective else full_name(runs.frame, name)
     is_max = (modes.get(name, mode_of(name)) == "min") == is_reversed
-    is_best = pl.col("objective").eq_missing(pl.lit(name)) & pl.col("best").is_not_null()
-    value = pl.when(is_best).then("best").otherwise(name).cast(pl.Float64, strict=False)
+    value = pl.col("best" if is_objective else name).cast(pl.Float64, strict=False)
     frame = runs.frame.with_columns(value=value).filter(pl.col("value").is_finite())
     if frame.is_empty():
-        raise UserError(f"None of {len(runs.frame)} runs has a value of {name}.")
+        raise UserError(f"None of {len(runs.frame)} runs has a finite value of {name}.")
     settings = differing_settings(runs._replace(frame=frame))
-    keys = ["objective", *(key for key in settings if key not in (*REPEATS, name))]
+    keys = ["objective"] * (len(modes) > 1)
+    keys += [key for key in settings if key not in (*REPEATS, name)]
     # Runs with equal seed and fold are copies, not repetitions: each is a row of its own.
     repeats = [key for key in REPEATS if key in frame.columns]
     frame = frame.with_columns(copy=pl.int_range(pl.len()).over(*keys, *repeats))
@@ -145,10 +157,14 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
         pl.col("run").first().alias("best run"),
     ).sort(name, descending=is_max)
     half = rows["± 95 %"] * pl.Series(stdtrit(rows["runs"] - 1, 0.975), dtype=pl.Float64)
-    rows = rows.with_columns(half).select(name, "± 95 %", "runs", "best run", *keys[1:])
+    rows = rows.with_columns(half).select(name, "± 95 %", "runs", "best run", *keys)
+    left_out = len(runs.frame) - len(frame)
     return (
         rows.to_dicts(),
-        f"The {'largest' if is_max else 'smallest'} {name} comes first; --reverse reverses that.",
+        f"{name}: the {'best' if is_objective else 'final'} value of each run, the "
+        f"{'largest' if is_max else 'smallest'} first (--reverse reverses that)."
+        + f"\nRuns without a finite value: {left_out}."
+        * bool(left_out),
     )
 
 
@@ -156,16 +172,8 @@ def difference(runs: Runs) -> list[dict[str, Any]]:
     """Return a row for each setting, metric and fact in which two runs differ."""
     names = runs.frame.columns
     metrics = [n for n in names[names.index("best") + 1 :] if n not in runs.settings]
-    names = [
-        "run",
-        *differing_settings(runs),
-        *metrics,
-        "status",
-        "seconds",
-        "samples/s",
-        *GPU,
-        "commit",
-    ]
+    facts = ("status", "seconds", "samples/s", *GPU, "commit")
+    names = ["run", *runs.settings, *metrics, *facts]
     first, second = runs.frame.to_dicts()
     return [{"name": n, "one": first[n], "two": second[n]} for n in names if first[n] != second[n]]
 
@@ -180,14 +188,18 @@ def details(runs: Runs) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows: the first columns that fit on the screen, then the names of the others.
+    """Print rows: the first columns that fit on the screen, then the names of some others.
 
-    Empty columns are omitted. The run's folder and the reason of a failure come last.
+    Empty columns are omitted. The run's folder comes last. The reason of a failure has a line of
+    its own, and so has an objective that is that of all rows.
     """
     present = {name for row in rows for name, value in row.items() if value is not None}
+    present.discard("reason")
+    objectives = {row["objective"] for row in rows if row.get("objective")}
+    if len(objectives) == 1:
+        present.remove("objective")
     names = [name for name in dict.fromkeys(n for row in rows for n in row) if name in present]
-    if len(names) > MAX_UNCUT:
-        names.sort(key=LAST.__contains__)
+    names.sort(key=FOLDERS.__contains__)
     title = titles(names)
     columns = {name: [title[name], *(cell(row.get(name)) for row in rows)] for name in names}
     folder_widths = [len(text) + 2 for name in FOLDERS for text in columns.get(name, [])]
@@ -195,13 +207,18 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     width_left = max(screen_width - max(folder_widths, default=0), screen_width // 2)
     for name, texts in columns.items():
         width = max(map(len, texts))
-        if width <= width_left or name in LAST or len(columns) <= MAX_UNCUT:
+        if width <= width_left or name in FOLDERS or len(columns) <= MAX_UNCUT:
             printed.append([text.ljust(width) for text in texts])
             width_left -= width + 2
             names.remove(name)
     lines = ["  ".join(line).rstrip() for line in zip(*printed, strict=True)]
+    for number, row in reversed([*enumerate(rows, start=1)]):
+        if reason := row.get("reason"):
+            lines.insert(number + 1, f"    {cell(reason)}")
+    if "best" in present and "objective" not in present:
+        lines += [f"best: the best {cell(name)} of each run." for name in objectives]
     if names:
-        omitted = ", ".join(title[name] for name in names)
+        omitted = join_first(title[name] for name in names)
         lines.append(f"Columns that do not fit: {omitted}. --json prints all.")
     print_text("\n".join(lines))
 
