@@ -43,7 +43,7 @@ FAULTS = {
         "data/batches.py",
         "return local_size == 0 and global_size > 0",
         "return False",
-        "exact/test_step_values.py",
+        "parity/test_step_values.py",
     ),
     "a resumed epoch begins one step late": Fault(
         "data/shared_batches.py",
@@ -68,9 +68,9 @@ FAULTS = {
     ),
     "replicas that differ are not noticed": Fault(
         "monitoring/replicas.py",
-        "if (everyone == everyone[0]).all():",
-        "if (everyone == everyone).all():",
-        "watch/test_replicas.py",
+        "if (all_sums == all_sums[0]).all():",
+        "if (all_sums == all_sums).all():",
+        "monitoring/test_replicas.py",
     ),
     "two commands compute one run": Fault(
         "command/run_folder.py",
@@ -79,10 +79,10 @@ FAULTS = {
         "command/test_run_folder.py command/test_resume_command.py",
     ),
     "a YAML file calls any method": Fault(
-        "allowed.py",
+        "targets.py",
         "if is_listed or _may_be_built(target, str(module)):",
         "if name:",
-        "test_allowed.py",
+        "test_targets.py",
     ),
     "dp joins the shares in another order": Fault(
         "strategies/parallel_forward.py",
@@ -94,7 +94,7 @@ FAULTS = {
         "distributed/shutdown.py",
         "    os._exit(status)\n",
         "    os._exit(0)\n",
-        "faults processes/test_leaving.py",
+        "faults distributed/test_shutdown.py",
     ),
 }
 

@@ -40,7 +40,7 @@ def lines_of(run_dir: Path, text: str) -> list[str]:
 
 
 def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attributes, "few", ", ".join)
+    monkeypatch.setattr(attributes, "join_first", ", ".join)
     words = (f"data._target_={OWN}.MovingData",)
     train(config(tmp_path / "run", *words, module="CannotBeKept"))
     reference = (tmp_path / "run").rename(tmp_path / "reference")

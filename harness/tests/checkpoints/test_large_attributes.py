@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.checkpoints import digests
-from harness.checkpoints.digests import digest
+from harness.checkpoints.digests import SAMPLED, WHOLE, digest
 from harness.checkpoints.packing import MAX_KEPT, Packer
 from harness.kinds import MOST_SUMMED, corner
 from harness.parity.snapshot import MOST_ELEMENTS, Snapshot
@@ -86,6 +86,63 @@ class Frame(Reports):
         return 2**30
 
 
+class Slots:
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows = [0.0] * 50_000
+
+
+# What modules and callbacks keep and change in the middle, as replay buffers and banks are.
+BANKS: dict[str, Any] = {
+    "array": (lambda: np.zeros(250_000), lambda a: a.__setitem__(170_001, 1)),
+    "transposed array": (lambda: np.zeros((4, 80_000)).T, lambda a: a.__setitem__((5_000, 1), 1)),
+    "large array": (lambda: np.zeros(2**22), lambda a: a.__setitem__(-1_001, 1)),
+    "dict": (lambda: dict.fromkeys(range(120_000), 0.0), lambda d: d.update({60_000: 1.0})),
+    "list": (lambda: [0.0] * 200_000, lambda x: x.__setitem__(101_001, 1.0)),
+    "lists": (lambda: [[0] * 50 for _ in range(5_000)], lambda x: x[2_345].append(1)),
+    "deque": (lambda: deque([0] * 200_000), lambda x: x.__setitem__(99_999, 1)),
+    "numbers of NumPy": (
+        lambda: dict.fromkeys(range(5_000), np.float32(0)),
+        lambda d: d.update({2_500: np.float32(1)}),
+    ),
+    "tensors": (lambda: [torch.zeros(2) for _ in range(5_000)], lambda x: x[2_500].data.add_(1)),
+    "bytes": (lambda: bytearray(10**6), lambda x: x.__setitem__(500_001, 1)),
+    "slots": (Slots, lambda x: x.rows.__setitem__(25_000, 1.0)),
+    "written tensor": (lambda: torch.zeros(2**20), lambda x: x.data[7].fill_(1)),
+}
+
+
+@pytest.mark.parametrize("kind", BANKS)
+def test_every_change_of_a_module_s_value_is_seen_within_the_budget(kind: str) -> None:
+    make, change = BANKS[kind]
+    value = make()
+    before = digest(value, {}, WHOLE)
+    assert before.is_complete
+    assert digest(value, {}, WHOLE) == before
+    change(value)
+    assert digest(value, {}, WHOLE) != before
+
+
+def test_of_a_value_beyond_the_budget_a_digest_says_so() -> None:
+    """But not of a tensor, whose writes torch counts, nor of a file that is mapped."""
+    array = np.zeros(2**24)
+    for value in (array, {"bank": array}, [Reports() for _ in range(60_000)]):
+        assert not digest(value, {}, WHOLE).is_complete
+    assert digest(torch.zeros(2**25), {}, WHOLE).is_complete
+    array.flags.writeable = False
+    assert digest(array, {}, WHOLE).is_complete
+
+
+def test_a_large_tensor_that_takes_the_place_of_another_is_another() -> None:
+    """Both may have the same address and the same number of writes."""
+    value, seen = torch.zeros(2**24 + 1), set()
+    for _ in range(20):
+        value = 0.9 * value + 1
+        seen.add(digest(value, {}, WHOLE))
+    assert len(seen) == 20
+
+
 def test_a_long_text_is_compared_by_its_identity_and_length() -> None:
     text = "a" * 2**22
     assert len(repr(digest(text, {}))) < 1000
@@ -94,9 +151,9 @@ def test_a_long_text_is_compared_by_its_identity_and_length() -> None:
 
 def test_of_many_small_objects_a_fixed_number_is_read(monkeypatch) -> None:
     Reports.num_pickled = 0
-    value = [Reports() for _ in range(10 * digests.MAX_OBJECTS)]
+    value = [Reports() for _ in range(10 * int(SAMPLED.num_objects))]
     before = digest(value, {})
-    assert 0 < Reports.num_pickled <= digests.MAX_OBJECTS
+    assert 0 < Reports.num_pickled <= SAMPLED.num_objects
     value.append(value[0])
     assert digest(value, {}) != before
     sizes: list[int] = []
@@ -104,7 +161,7 @@ def test_of_many_small_objects_a_fixed_number_is_read(monkeypatch) -> None:
     monkeypatch.setattr(digests.zlib, "crc32", lambda x: sizes.append(x.nbytes) or real(x))
     rows = [torch.zeros(2**18) for _ in range(100)]  # 100 MiB
     before = digest(rows, {})
-    assert 0 < sum(sizes) <= digests.MAX_NUMBERS
+    assert 0 < sum(sizes) <= SAMPLED.num_bytes
     rows[-1][0] = 1
     assert digest(rows, {}) != before
 

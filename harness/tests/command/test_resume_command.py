@@ -169,14 +169,14 @@ def test_refused_command_leaves_the_run_as_it_was(
         assert cfg.trainer.max_epochs == 50
         raise UserError("The data are others.")
 
-    monkeypatch.setattr(cli, "compute", refuse)
+    monkeypatch.setattr(cli, "run_task", refuse)
     words = ["trainer.max_epochs=50", f"resume={folder}"]
     with pytest.raises(UserError, match="others"):
         cli.start_command(compose_command("train", words))
     (folder / run_folder.LOCK).unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
-    monkeypatch.setattr(cli, "compute", lambda *_: provenance.begin(folder))  # as training begins
+    monkeypatch.setattr(cli, "run_task", lambda *_: provenance.begin(folder))  # as training begins
     cli.start_command(compose_command("train", words))
     assert run_folder.load_config(folder).trainer.max_epochs == 50
     assert not (folder / "results.json").exists()

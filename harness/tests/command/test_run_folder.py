@@ -17,7 +17,7 @@ def test_two_commands_that_choose_at_once_make_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second waits until the first has made its run, and finds it."""
-    monkeypatch.setattr(cli, "compute_in", lambda *_: None)
+    monkeypatch.setattr(cli, "run_in_folder", lambda *_: None)
     words = ["resume=auto", f"output_dir={tmp_path}"]
     with run_folder.choosing(tmp_path / "default"):
         second = threading.Thread(target=cli.start_command, args=[compose_command("train", words)])
@@ -65,7 +65,7 @@ def test_run_that_begins_is_nobody_elses_to_go_on_with(
     def start_another(*_: Any) -> None:
         others.append(command("train.py", *words))
 
-    monkeypatch.setattr(cli, "compute_in", start_another)
+    monkeypatch.setattr(cli, "run_in_folder", start_another)
     run_dir = cli.start_command(compose_command("train", words, "conf"))
     assert others[0].returncode == 1
     assert f"The run in {run_dir} is running in" in others[0].stderr

@@ -57,7 +57,7 @@ def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> 
     assert status == 0, said
     assert "0 to run" in said
     assert {path: path.stat().st_mtime_ns for path in swept.glob("*/results.json")} == before
-    assert sweep._same(swept.parent, ["seed=1,2"]) is None
+    assert sweep._find_sweep(swept.parent, ["seed=1,2"]) is None
     assert sweeps(swept.parents[2]) == [swept]
 
 
@@ -130,7 +130,7 @@ def slots(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found, why = sweep._slots(command)
+    found, why = sweep._choose_slots(command)
     return [slot.gpus for slot in found], why
 
 
@@ -289,7 +289,7 @@ def with_space(tmp_path: Path, *lines: str) -> Path:
 def test_a_search_space_is_kept_in_a_yaml_file(tmp_path: Path, monkeypatch) -> None:
     conf = with_space(tmp_path, "model.optimizer.lr: [0.001, 0.01]", "seed: 1,2", "tags: '[a],[b]'")
     queues = []
-    monkeypatch.setattr(sweep, "drive", lambda queue, *_: queues.append(queue) or 1)
+    monkeypatch.setattr(sweep, "run_jobs", lambda queue, *_: queues.append(queue) or 1)
     words = ["sweep=mine", "tags=[c]", f"output_dir={tmp_path}"]
     with pytest.raises(SystemExit):
         sweep.run("train", conf, words)

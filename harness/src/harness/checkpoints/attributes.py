@@ -15,7 +15,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from harness.checkpoints.digests import digest
+from harness.checkpoints.digests import SAMPLED, UNLIMITED, WHOLE, Digest, digest
 from harness.checkpoints.packing import Packer, Unpacker
 from harness.checkpoints.tracked_attributes import (
     GRADIENT,
@@ -53,8 +53,8 @@ class Attributes:
     """Compares attributes with those of the start, keeps what differs, and puts it back."""
 
     def __init__(self) -> None:
-        self.before_hooks: dict[Name, Any] = {}  # digests before the hooks at the start
-        self.after_hooks: dict[Name, Any] = {}
+        self.before_hooks: dict[Name, Digest] = {}  # digests before the hooks at the start
+        self.after_hooks: dict[Name, Digest] = {}
         self.ids: dict[Name, int] = {}  # of the objects after these hooks
         self.packed: dict[Name, Any] = {}  # before an epoch's hooks are called again
         self.placed: dict[Name, Any] = {}  # digests of what was put back
@@ -87,7 +87,7 @@ class Attributes:
         nodes, lost = self._pack(trainer, alive, now)
         apart = set[Name]()
         if trainer.world_size > 1:
-            packed = {name: digest(node, {}, is_packed=True) for name, node in nodes.items()}
+            packed = {name: digest(node, {}, UNLIMITED) for name, node in nodes.items()}
             everyone = gather(trainer, (packed, lost), group)
             for theirs, lost_there in everyone:
                 apart |= {*differing(everyone[0][0], theirs)}
@@ -105,13 +105,14 @@ class Attributes:
             "num_processes": trainer.world_size,
         }
 
-    def _pack(self, trainer: pl.Trainer, alive: dict[Name, Any], now: dict[Name, Any]) -> Any:
+    def _pack(self, trainer: pl.Trainer, alive: dict[Name, Any], now: dict[Name, Digest]) -> Any:
         """Pack what has changed since the start, and say of the rest why it is lost."""
         packer, nodes = Packer(named=named_objects(trainer)), dict[Name, Any]()
         lost = {name: "deleted" for name in self.before_hooks if name not in alive}
         for name, value in alive.items():
             is_of_hooks = now[name] == self.after_hooks.get(name)
-            if is_of_hooks and now[name] == self.before_hooks.get(name):
+            is_unchanged = is_of_hooks and now[name] == self.before_hooks.get(name)
+            if is_unchanged and (now[name].is_complete or is_data(name)):
                 continue
             packer.objects = []
             node = packer.pack_attribute(value, name)
@@ -119,7 +120,7 @@ class Attributes:
                 lost[name] = "of a sampler only numbers are kept"
             elif not packer.objects:
                 nodes[name] = node
-            elif not is_of_hooks or now[name][1]:
+            elif not is_of_hooks or now[name].has_tensors or not now[name].is_complete:
                 # Hooks at the start make it again, unless it has tensors, perhaps of the weights.
                 lost[name] = packer.objects[0][1]
         return nodes, lost
@@ -150,7 +151,7 @@ class Attributes:
         lost |= dict.fromkeys(moved, "changes while a batch is read or moved")
         for name in self.after_hooks.keys() & {*saved["numbers_of_hooks"]} & kept.keys():
             # Hooks may compute it of processes, devices or epochs, which are others now.
-            if digest(kept[name], {}) != self.after_hooks[name]:
+            if digest(kept[name], {}, WHOLE) != self.after_hooks[name]:
                 del kept[name]
                 lost[name] = "a hook at the start has set another value"
         in_place = [n for n in (*saved["in_place"], *undone) if n in kept and n in alive]
@@ -196,10 +197,18 @@ def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: A
                 set_value(module, found, name, value)
 
 
-def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Any]]:
+def look(trainer: pl.Trainer) -> tuple[dict[Name, Any], dict[Name, Digest]]:
     """Return all ``tracked_values``, and the digest of each."""
     alive, named = tracked_values(trainer), named_objects(trainer)
-    return alive, {name: digest(value, named) for name, value in alive.items()}
+    return alive, {
+        name: digest(value, named, SAMPLED if is_data(name) else WHOLE)
+        for name, value in alive.items()
+    }
+
+
+def is_data(name: Name) -> bool:
+    """Return whether an attribute is of the data module or of a sampler."""
+    return name[0].startswith(("data", SAMPLER))
 
 
 def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:

@@ -1,8 +1,9 @@
-"""Computes digests of any value, which differ where the value has changed.
+"""Compute digests of any value, which differ if the value has changed.
 
-In: an attribute. Out: a digest, in a time that does not grow with what the attribute holds beyond a
-fixed budget: of a larger value its identity, its size and a sample are compared. Next:
-``attributes`` compares digests, and packs what has changed.
+In: an attribute. Out: a digest, in a time that does not grow beyond a fixed budget. The digest of a
+value within the budget covers all of it. A larger value is compared by its identity, its size and a
+sample, and the digest says that a change may be missed. Next: ``attributes`` compares digests, and
+packs the values that have changed or may have.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ import weakref
 import zlib
 from collections import deque
 from contextlib import suppress
-from itertools import islice
-from typing import Any
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,10 +38,31 @@ IGNORED = (
     *(threading.Thread, threading.Event, threading.Condition, threading.local),
     *(type(threading.Lock()), type(threading.RLock()), Dataset, DataLoader, Sampler),
 )
-# What is compared by all of its values: bytes of a pickle, and of tensors and arrays in it, and
-# objects that are no numbers, texts or builtin containers.
-MAX_PICKLED, MAX_NUMBERS, MAX_OBJECTS = 2**20, 2**24, 4_000
+_identities: dict[int, tuple[weakref.ref[Any], int]] = {}
+_numbers = count()
 SAMPLE = 4096  # numbers of a large array that are compared
+TENSOR_OBJECTS = 8  # a tensor takes as long as this many other objects
+
+
+class Budget(NamedTuple):
+    """How much of one attribute a digest covers, before it takes a sample."""
+
+    num_pickled: float  # bytes of a pickle
+    num_bytes: float  # of the tensors and arrays in it
+    num_objects: float  # that are no numbers, texts or builtin containers
+
+
+WHOLE = Budget(2**25, 2**26, 50_000)  # of modules and callbacks, which training changes
+SAMPLED = Budget(2**20, 2**24, 4_000)  # of data, which training seldom changes
+UNLIMITED = Budget(math.inf, math.inf, math.inf)
+
+
+class Digest(NamedTuple):
+    """The digest of a value."""
+
+    content: Any
+    has_tensors: bool  # or arrays
+    is_complete: bool  # else a change may be missed
 
 
 class DigestPickler(pickle.Pickler):
@@ -49,24 +71,23 @@ class DigestPickler(pickle.Pickler):
     Args:
         file: takes the pickle, which is never read.
         named: objects that a checkpoint holds in another place, by id.
-        is_bounded: read no more numbers and objects than the budget, and outlines of what is more.
+        budget: a tensor or an array beyond it becomes its outline.
 
     Raises:
         TooLargeError: while it pickles more objects than the budget.
     """
 
-    def __init__(self, file: Any, named: dict[int, str], is_bounded: bool) -> None:
+    def __init__(self, file: Any, named: dict[int, str], budget: Budget) -> None:
         super().__init__(file, protocol=4)
-        self.named, self.has_tensors = named, False
-        self.num_bytes_left = MAX_NUMBERS if is_bounded else math.inf
-        self.num_objects_left = MAX_OBJECTS if is_bounded else math.inf
+        self.named, self.has_tensors, self.is_complete = named, False, True
+        _, self.num_bytes_left, self.num_objects_left = budget
 
     def reducer_override(self, obj: Any) -> Any:
         """Describe one object that is no number, text or builtin container."""
         kind = type(obj)
-        if (num_left := self.num_objects_left - 1) < 0:
+        self.num_objects_left -= TENSOR_OBJECTS if kind is Tensor else 1
+        if self.num_objects_left < 0:
             raise TooLargeError
-        self.num_objects_left = num_left
         if obj is str:  # of which ``text`` makes what it returns
             return NotImplemented
         if id(obj) in self.named:
@@ -80,13 +101,17 @@ class DigestPickler(pickle.Pickler):
             return text(time.monotonic_ns())  # an iterator may have moved on, and nobody sees it
         self.has_tensors |= isinstance(obj, (Tensor, np.ndarray))
         # A frame's pickle is a copy of all its columns.
-        if (num_bytes := bytes_in(obj)) > self.num_bytes_left:
+        if (num_bytes := bytes_in(obj)) > self.num_bytes_left or isinstance(obj, np.memmap):
+            self.is_complete &= shows_changes(obj)
             return text(*outline(obj, self.named))
         self.num_bytes_left -= num_bytes
         if isinstance(obj, Tensor) and obj.layout is torch.strided and not obj.is_quantized:
             flat = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
             numbers = flat.view(torch.uint8).cpu().numpy().data
             return text(obj.dtype, tuple(obj.shape), zlib.crc32(numbers))
+        if kind is np.ndarray and not obj.dtype.hasobject:
+            content = np.ascontiguousarray(obj).reshape(-1).view(np.uint8).data
+            return text(obj.dtype, obj.shape, zlib.crc32(content))
         try:
             reduced = obj.__reduce_ex__(4)
         except Exception:  # whatever an author's object raises
@@ -98,9 +123,35 @@ def bytes_in(value: Any) -> int:
     """Return the bytes that an array, a table or a frame says that it has; 0 of anything else."""
     try:
         num_bytes = value.estimated_size() if hasattr(value, "estimated_size") else value.nbytes
-    except Exception:  # it says nothing, or is of an author's class that raises
+    except Exception:  # it has no size, or its class raises
         return 0
     return num_bytes if isinstance(num_bytes, int) else 0
+
+
+def shows_changes(value: Any) -> bool:
+    """Return whether the outline of a large value differs after every usual change of it.
+
+    torch counts the writes to a tensor. A mapped or read-only array is a file, or a constant.
+    """
+    if isinstance(value, np.ndarray):
+        return isinstance(value, np.memmap) or not value.flags.writeable
+    return isinstance(value, (Tensor, str, bytes))
+
+
+def identity(value: Any) -> int:
+    """Return a number that no other object has, or had while this process runs.
+
+    ``id`` alone is the same for an object that takes the memory of an earlier one.
+    """
+    known = _identities.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    try:
+        reference = weakref.ref(value)
+    except TypeError:  # of lists, dicts, tuples and texts
+        return id(value)
+    _identities[id(value)] = reference, next(_numbers)
+    return _identities[id(value)][1]
 
 
 def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...]:
@@ -108,17 +159,18 @@ def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...
     kind = type(value)
     if kind in SCALARS and sys.getsizeof(value) <= SAMPLE:
         return (value,)
-    found: tuple[Any, ...] = (kind, id(value))
+    found: tuple[Any, ...] = (kind, identity(value))
     if isinstance(value, Tensor):
         return *found, value.dtype, tuple(value.shape), num_writes(value)
     if isinstance(value, np.ndarray):
         found += str(value.dtype), value.shape
-        if isinstance(value, np.memmap) or not value.flags.writeable:
+        if isinstance(value, np.memmap) or not value.flags.writeable or value.dtype.hasobject:
             return found  # to read from many places of a file takes long
-        flat = value.reshape(-1) if value.flags.c_contiguous else value[:64]
+        flags = value.flags
+        flat = value.ravel(order="K") if flags.c_contiguous or flags.f_contiguous else value[:64]
         sample = np.ascontiguousarray(flat[:: max(1, len(flat) // SAMPLE)])
         return *found, zlib.crc32(sample.data)
-    with suppress(Exception):  # of an author's class, which may have no length
+    with suppress(Exception):  # a class of the user may have no length
         found += (len(value),)
     if depth == 0 or id(value) in named:
         return found
@@ -127,7 +179,8 @@ def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...
     if isinstance(value, (list, tuple, deque)):
         parts = [value[i * len(value) // most] for i in range(min(len(value), most))]
     elif isinstance(value, dict):
-        parts = [part for item in islice(value.items(), most) for part in item]
+        ends = chain(islice(value.items(), most), islice(reversed(value.items()), most))
+        parts = [part for item in ends for part in item]
     elif isinstance(value, (set, frozenset)):
         parts = [*islice(value, most)]
     return *found, *(outline(part, named, depth - 1) for part in parts)
@@ -138,17 +191,17 @@ def text(*parts: Any) -> tuple[Any, ...]:
     return str, (repr(parts),)
 
 
-def digest(value: Any, named: dict[int, str], is_packed: bool = False) -> tuple[Any, bool]:
-    """Return a digest, equal for equal values, and whether the value holds tensors or arrays.
+def digest(value: Any, named: dict[int, str], budget: Budget = SAMPLED) -> Digest:
+    """Return a digest, which is equal for equal values.
 
-    The digest of packed values is the same in all processes.
+    A digest of packed values with an ``UNLIMITED`` budget is the same on all ranks.
     """
     if type(value) in SCALARS:
-        if not is_packed and sys.getsizeof(value) > MAX_PICKLED:
-            return outline(value, named), False
-        return (type(value).__name__, repr(value)), False  # a NaN equals itself, 0.0 not -0.0
-    content = hashlib.blake2b(digest_size=16)
-    num_left = math.inf if is_packed else MAX_PICKLED
+        if sys.getsizeof(value) > budget.num_pickled:
+            return Digest(outline(value, named), False, True)
+        # A NaN equals itself, and 0.0 does not equal -0.0.
+        return Digest((type(value).__name__, repr(value)), False, True)
+    content, num_left = hashlib.blake2b(digest_size=16), budget.num_pickled
 
     def write(data: Any) -> None:
         nonlocal num_left
@@ -156,12 +209,13 @@ def digest(value: Any, named: dict[int, str], is_packed: bool = False) -> tuple[
             raise TooLargeError
         content.update(data)
 
-    pickler = DigestPickler(types.SimpleNamespace(write=write), named, not is_packed)
-    pickler.fast = is_packed  # equal texts need not be one object, and nothing holds itself
+    pickler = DigestPickler(types.SimpleNamespace(write=write), named, budget)
+    # Equal texts need not be one object, and packed values do not hold themselves.
+    pickler.fast = budget is UNLIMITED
     try:
         pickler.dump(value)
     except TooLargeError:
-        return outline(value, named), pickler.has_tensors
-    except Exception:  # too deep, or of an author's class that raises
-        return ("object", id(value)), True
-    return content.hexdigest(), pickler.has_tensors
+        return Digest(outline(value, named), pickler.has_tensors, False)
+    except Exception:  # too many levels, or a class of the user raises
+        return Digest(("object", id(value)), True, True)
+    return Digest(content.hexdigest(), pickler.has_tensors, pickler.is_complete)
