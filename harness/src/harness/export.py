@@ -35,6 +35,12 @@ from harness.training.train import load_model
 from harness.training.user_errors import read_error
 
 TOLERANCE = 1e-4  # of rounding, relative to an output's largest number
+# The Trainer's methods that call the network, each with a step and a loader. The first is taken.
+STAGES = {
+    "test": ("test_step", "test_dataloader", {"verbose": False}),
+    "validate": ("validation_step", "val_dataloader", {"verbose": False}),
+    "predict": ("predict_step", "predict_dataloader", {"return_predictions": False}),
+}
 QUICK: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode": False}
 
 
@@ -55,15 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Network(nn.Module):
-    """The exported function of a module: its method ``exported``, or else its ``forward``."""
+    """The exported function of a module: its method ``exported``, or else its ``forward``.
 
-    def __init__(self, module: nn.Module) -> None:
+    The arguments that ``names`` lists are passed by name.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.module = module.eval()
+        self.module, self.names = module.eval(), names
 
     def forward(self, *tensors: Tensor) -> Any:
         """Return the module's outputs."""
-        return getattr(self.module, "exported", self.module)(*tensors)
+        arguments = dict(zip(self.names, tensors, strict=True))
+        return getattr(self.module, "exported", self.module)(**arguments)
 
 
 def export(
@@ -99,7 +109,7 @@ def export(
         check_targets(run.config)
         data = make_data(run.config)
     module, inputs = first_call(load_model(run.config, checkpoint), data)
-    network, first = Network(module), next(iter(inputs.values()))
+    network, first = Network(module, [*inputs]), next(iter(inputs.values()))
     # A trace of a single sample makes the batch size a constant; the other sizes find a forward
     # that does so itself.
     batches = [
@@ -127,25 +137,54 @@ def export(
 
 
 def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Test one batch. Return the network, and the inputs of its first call by their names."""
+    """Test one batch. Return the network, and the inputs of its first call by their names.
+
+    A module without a test validates or predicts one batch.
+    """
     networks = [child for child in model.children() if any(True for _ in child.parameters())]
     module = model if is_overridden("forward", model) or len(networks) != 1 else networks[0]
     inputs: dict[str, Any] = {}
 
     def record_inputs(_: nn.Module, args: Any, kwargs: Any) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        for name, value in bound.items():  # clone, because the step may change a tensor
-            inputs.setdefault(name, value.clone() if isinstance(value, Tensor) else value)
+        if inputs:
+            return
+        signature = inspect.signature(module.forward)
+        bound = signature.bind(*args, **kwargs)
+        values = {**bound.arguments, **bound.kwargs}  # the latter has the items of **inputs
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                values.pop(parameter.name, None)
+        for name, value in values.items():  # clone, because the step may change a tensor
+            inputs[name] = value.clone() if isinstance(value, Tensor) else value
 
     hook = module.register_forward_pre_hook(record_inputs, with_kwargs=True)
     with as_user_errors(), catch_warnings():
         simplefilter("ignore")
-        pl.Trainer(accelerator="cpu", devices=1, **QUICK).test(model, data, verbose=False)
+        for stage, (step, loader, options) in STAGES.items():
+            has_loader = is_overridden(loader, model) or (data and is_overridden(loader, data))
+            if not inputs and has_loader and is_overridden(step, model):
+                trainer = pl.Trainer(accelerator="cpu", devices=1, **QUICK)
+                getattr(trainer, stage)(model, data, **options)
     hook.remove()
-    if not inputs or not all(isinstance(v, Tensor) and v.ndim for v in inputs.values()):
+    name = type(model).__name__
+    if not inputs:
         raise UserError(
-            f"{type(model).__name__}.test_step must call self(...) with batches of tensors, one "
-            f"per argument. Its arguments are: {', '.join(inputs) or 'none, it makes no call'}."
+            f"{name} never calls self(...) in test_step, validation_step or predict_step, or has "
+            "no data for them. Write one of them, such as "
+            "`def test_step(self, batch, batch_idx): self(batch[0])`, and its loader."
+        )
+    if exported := getattr(module, "exported", None):
+        names = [*inspect.signature(exported).parameters]
+        if not {*names} <= inputs.keys():  # then take the arguments in the order of the call
+            inputs = dict(zip(names, inputs.values(), strict=False))
+        inputs = {name: inputs[name] for name in names if name in inputs}
+    tensors = [key for key, value in inputs.items() if isinstance(value, Tensor) and value.ndim]
+    if others := [key for key in inputs if key not in tensors]:
+        method = "exported" if module is model else "forward"
+        raise UserError(
+            f"{name} calls its network with {', '.join(others)}, which is no batch of tensors. "
+            f"Write `def {method}(self, {', '.join(tensors) or 'x'})` in {name}, which returns the "
+            "outputs for tensors alone."
         )
     return module, inputs
 

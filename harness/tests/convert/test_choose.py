@@ -42,6 +42,8 @@ def refusal(root: object, folder: Path, **options: object) -> str:
         ({"config": {"rate": 1}, "mean": torch.tensor(3.0)}, "config, mean", ""),
         ({"model": {"encoder": STATE}, "scale": torch.ones(1)}, "model, scale", "model.encoder"),
         ({"ema": {"module": STATE, "updates": 3}}, "ema", "ema.module"),
+        ({"net.ema": STATE, "net": {"step": 3}}, "net.ema, net", "net.ema"),
+        ({"runs": {"v1.0": {"net": STATE}}}, "runs", "runs.v1.0.net"),
     ],
 )
 def test_where_there_is_doubt_the_entries_are_listed(

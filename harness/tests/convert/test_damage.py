@@ -149,3 +149,45 @@ def test_one_process_s_share_is_not_the_network(tmp_path: Path) -> None:
     convert(first, tmp_path / "whole.pt")  # of one process
     torch.save(STATE, second)
     assert "by its name one shard of a network" in refusal(first)
+
+
+@pytest.mark.parametrize("zero", ["zero_pp_rank_{}_mp_rank_00", "bf16_zero_pp_rank_{}_mp_rank_00"])
+def test_the_weights_of_deepspeed_are_in_one_file_beside_shards_of_the_optimizer(
+    zero: str, tmp_path: Path
+) -> None:
+    """ZeRO-1 and -2 on two ranks. Of ZeRO-3 and of model parallelism a file is one shard."""
+    folder = tmp_path / "global_step100"
+    folder.mkdir()
+    weights = folder / "mp_rank_00_model_states.pt"
+    torch.save({"module": STATE, "optimizer": None, "dp_world_size": 2}, weights)
+    for rank in range(2):
+        moments = {"optimizer_state_dict": {"fp32_flat_groups": [torch.ones(3)]}}
+        torch.save(moments, folder / f"{zero.format(rank)}_optim_states.pt")
+    convert(weights, tmp_path / "out.pt")
+    assert differing(torch.load(tmp_path / "out.pt"), STATE) == []
+    assert "by its name one shard of a network" in refusal(
+        folder / f"{zero.format(1)}_optim_states.pt"
+    )
+    weights.rename(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-3 writes no other
+    assert "one shard" in refusal(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    for rank in range(2):
+        torch.save({"module": STATE}, folder / f"mp_rank_0{rank}_model_states.pt")
+    assert "one shard" in refusal(weights)
+
+
+def test_a_storage_of_two_types_is_refused(tmp_path: Path) -> None:
+    """torch.load reads both tensors with the type of the first; torch.save writes no such file."""
+    first, second = torch.ones(4), torch.ones(4, dtype=torch.int32)
+    torch.save({"a": first, "b": second}, tmp_path / "two.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "two.pt") as old,
+        zipfile.ZipFile(path := tmp_path / "one.pt", "w") as new,
+    ):
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("data.pkl"):  # the key of the second storage becomes that of the first
+                assert content.count(b"X\x01\x00\x00\x001") == 1
+                content = content.replace(b"X\x01\x00\x00\x001", b"X\x01\x00\x00\x000")
+            new.writestr(name, content)
+    assert torch.load(path)["b"].dtype == torch.float32
+    assert "data/0 is both float32 and int32" in refusal(path)

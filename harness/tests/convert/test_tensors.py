@@ -107,6 +107,15 @@ def test_what_is_not_a_dense_tensor_is_refused_by_name(tmp_path: Path) -> None:
             torch.save({"a": torch.ones(2), name: tensor}, tmp_path / "in.ckpt")
             with pytest.raises(CheckpointError, match=f"in.ckpt: {name} is not a dense tensor"):
                 convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
+        # A quantized layer keeps its weights in a tuple, and as a module in no tensor at all.
+        network = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 4)))
+        for root, name in (
+            (network.state_dict(), r"0\._packed_params\._packed_params"),
+            (network, r"0\._packed_params\._packed_params"),
+        ):
+            torch.save(root, tmp_path / "in.ckpt")
+            with pytest.raises(CheckpointError, match=f"in.ckpt: {name} is not a dense tensor"):
+                convert(tmp_path / "in.ckpt", tmp_path / "out.pt")
     assert os.listdir(tmp_path) == ["in.ckpt"]
     with pytest.raises(CheckpointError, match="safetensors cannot hold complex128"):
         converted({"x": torch.ones(2, dtype=torch.complex128)}, tmp_path, ".safetensors")

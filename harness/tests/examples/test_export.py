@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness import Run, UserError, targets, train
-from harness.export import export, first_call
+from harness.export import Network, export, first_call
 from harness.testing import command
 from tests.conftest import LIBRARY, ROOT, slow
 from tests.workers.odd_networks import Odd
@@ -139,8 +139,66 @@ def test_a_module_without_forward_gives_its_only_child_as_a_test_calls_it() -> N
     assert module is model.net
     assert {name: tensor.sum() for name, tensor in inputs.items()} == {"input1": 8, "input2": 16}
     for model in (Bare(lambda net, x: None), Bare(lambda net, x: net.forward(x, x))):
-        with pytest.raises(UserError, match=r"Bare.test_step must call self\(...\) with batches"):
+        with pytest.raises(UserError, match=r"Bare never calls self\(...\) in test_step"):
             first_call(model, None)
+
+
+class ByName(pl.LightningModule):
+    """Is called with a dictionary of tensors, as Hugging Face's networks are; has no test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Embedding(7, 3)
+
+    def forward(self, **inputs: Any) -> Any:
+        found = self.net(inputs["input_ids"]) * inputs["attention_mask"][..., None]
+        return {"loss": (found.mean(1) - inputs["labels"]).sum()} if "labels" in inputs else found
+
+    def call(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self(**batch)
+
+    def loader(self) -> Any:
+        names = {"attention_mask": torch.ones(5).long(), "input_ids": torch.arange(5)}
+        return DataLoader([{**names, "labels": torch.ones(3)}] * 4, batch_size=2)
+
+
+class ByNameOnly(ByName):
+    """Says which of the tensors count."""
+
+    def exported(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return self(input_ids=input_ids, attention_mask=attention_mask)
+
+
+@pytest.mark.parametrize("stage", ["validation", "predict"])
+def test_a_module_without_a_test_is_called_as_in_another_stage(stage: str, monkeypatch) -> None:
+    """Tensors are passed by name, and `exported` leaves some out."""
+    for module, names in (
+        (ByName, ["attention_mask", "input_ids", "labels"]),
+        (ByNameOnly, ["input_ids", "attention_mask"]),
+    ):
+        monkeypatch.setattr(ByName, f"{stage}_step", ByName.call, raising=False)
+        loader = f"{'val' if stage == 'validation' else stage}_dataloader"
+        monkeypatch.setattr(ByName, loader, ByName.loader, raising=False)
+        model, inputs = first_call(module(), None)
+        assert [*inputs] == names
+        found = Network(model, [*inputs])(*inputs.values())
+        if module is ByNameOnly:
+            torch.testing.assert_close(found, model.net(inputs["input_ids"]))
+
+
+def test_other_arguments_than_tensors_are_answered_with_the_method_to_write(monkeypatch) -> None:
+    monkeypatch.setattr(ByName, "test_dataloader", ByName.loader, raising=False)
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        self(**batch, return_dict=True)
+
+    monkeypatch.setattr(ByName, "test_step", step, raising=False)
+    said = (
+        r"with return_dict, .* `def exported\(self, attention_mask, input_ids, labels\)` in ByName"
+    )
+    with pytest.raises(UserError, match=said):
+        first_call(ByName(), None)
+    assert [*first_call(ByNameOnly(), None)[1]] == ["input_ids", "attention_mask"]
 
 
 @pytest.mark.slow

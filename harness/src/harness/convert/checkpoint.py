@@ -33,7 +33,7 @@ _MAX_DIRECTORY = 2**24  # bytes of a zip's list of entries: 200,000 tensors
 _MAX_REPEATED = 2**27  # bytes by which expanded views may exceed the stored bytes
 _MAX_DEPTH = 100  # of nested lists and dicts
 _SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.\w+$")  # shard 1 of 1 is a full file
-_RANK = re.compile(r"(mp_rank_|consolidated\.)\d\d")  # shards of Megatron, DeepSpeed and Llama
+_RANK = re.compile(r"((mp|pp)_rank_|consolidated\.)\d+")  # shards of DeepSpeed and Llama
 _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors}
 
 
@@ -53,8 +53,7 @@ def find_shards(source: str | Path) -> Path:
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path} does not exist.")
-    rank = _RANK.search(path.name)
-    if _SHARD.search(path.name) or (rank and len([*path.parent.glob(f"*{rank[1]}*")]) > 1):
+    if _SHARD.search(path.name) or _is_one_of_several(path):
         raise CheckpointError(
             f"{path}: by its name one shard of a network. If the shards are .safetensors, convert "
             "their folder. Otherwise load all shards with the program that wrote them, and "
@@ -72,6 +71,18 @@ def find_shards(source: str | Path) -> Path:
         return best
     raise CheckpointError(
         f"{path}: neither a checkpoint file, nor a folder of a run or of all shards; name a file"
+    )
+
+
+def _is_one_of_several(path: Path) -> bool:
+    """Return whether a file is of one rank, by its name and by the same name of other ranks.
+
+    ZeRO-1 and -2 keep all weights in mp_rank_00_model_states.pt, beside the optimizer's shards.
+    """
+    name = _RANK.sub(r"\1", path.name)
+    return name != path.name and (
+        path.name.startswith("zero_pp_rank_")  # ZeRO-3, even if there is one rank
+        or sum(_RANK.sub(r"\1", other.name) == name for other in path.parent.iterdir()) > 1
     )
 
 

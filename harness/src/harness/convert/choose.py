@@ -20,7 +20,7 @@ from typing import Any
 from .tensors import Budget, CheckpointError, StoredTensor, parsing
 from .unpickle import Inert
 
-ENTRIES = ("state_dict", "model_state_dict", "model")
+ENTRIES = ("state_dict", "model_state_dict", "model", "module")  # the last is DeepSpeed's
 NETWORKS = ("net", "model")  # usual names of a LightningModule's network
 # Names that only wrappers use: torch.compile, FSDP, activation checkpointing, Fabric.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
@@ -83,9 +83,10 @@ def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budge
         chosen.left_out.append(old.partition(".")[0] + (".*" if "." in old else ""))
     elif isinstance(value, StoredTensor):
         chosen.tensors[new], chosen.sources[new] = value, old
-    elif _is_tensor(value):
+    elif unread := _unread_tensor(value, budget):
         raise CheckpointError(
-            f"{old} is not a dense tensor ({value.name}); make it dense before you save"
+            f"{old} is not a dense tensor ({unread.name}); make it dense, or dequantize it, "
+            "before you save"
         )
     elif _holds_weights(value, budget) and not old.endswith("_extra_state"):
         raise CheckpointError(
@@ -117,12 +118,18 @@ def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list
 
 
 def _find(root: Any, key: str) -> tuple[Any, list[str]]:
-    """Follow a dotted key. Return the value there, and the names beside each part of the key."""
+    """Follow a dotted key. Return the value there, and the names beside each part of the key.
+
+    A part may have dots, too: the longest name that fits is taken.
+    """
     siblings: list[str] = []
-    for part in key.split(".") if key else ():
+    while key:
         items = dict(_items(root))
+        part = max(
+            (name for name in items if f"{key}.".startswith(f"{name}.")), key=len, default=""
+        )
         siblings += [name for name in items if name != part]
-        root = items.get(part)
+        root, key = (items[part], key[len(part) + 1 :]) if part else (None, "")
     return root, siblings
 
 
@@ -140,6 +147,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, StoredTensor) or (
         isinstance(value, Inert) and value.name.startswith(calls)
     )
+
+
+def _unread_tensor(value: Any, budget: Budget) -> Inert | None:
+    """Return a tensor that is not dense: the value, or an item of it, as in quantized layers."""
+    items = [value, *(value if type(value) in (list, tuple) else ())]
+    budget.spend(len(items))
+    return next((x for x in items if isinstance(x, Inert) and _is_tensor(x)), None)
 
 
 def _is_module(value: Any) -> bool:
@@ -183,6 +197,13 @@ def _module_state(root: Inert, budget: Budget) -> dict[str, Any]:
     while todo:
         prefix, module = todo.pop()
         fields: dict[str, Any] = module.state if isinstance(module.state, dict) else {}
+        budget.spend(len(fields))
+        for name, value in fields.items():
+            if isinstance(value, Inert) and value.name == "torch.ScriptObject":
+                raise CheckpointError(
+                    f"{prefix}{name} is not a dense tensor ({module.name}, quantized); save the "
+                    "weights from before the network was quantized"
+                )
         parameters, buffers, children, hidden = (
             fields.get(kind) or {}
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")

@@ -102,6 +102,7 @@ class InertUnpickler(pickle._Unpickler):
     def __init__(self, file: BinaryIO, record_of: RecordOf, budget: Budget) -> None:
         super().__init__(file, encoding="latin1")
         self.record_of, self.budget, self._file = record_of, budget, file
+        self._dtypes: dict[str, str] = {}  # of the storages
 
     def load(self) -> Any:
         """Return the object that the pickle describes."""
@@ -133,6 +134,8 @@ class InertUnpickler(pickle._Unpickler):
         if dtype is None:  # quantized
             return Inert(storage)
         self.budget.spend(len(key))
+        if self._dtypes.setdefault(key, dtype) != dtype:  # torch.load would take the first for all
+            raise CheckpointError(f"damaged: data/{key} is both {self._dtypes[key]} and {dtype}")
         return Storage(self.record_of(key, DTYPES[dtype].size * numel), dtype)
 
     def _reduce(self) -> None:
