@@ -1,12 +1,12 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters and the type checker
-# make quick   the linters, and the tests that start no training: a minute
+# make quick   make check, and run the tests that do not train, a minute
 # make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
-# make test-harness ARGS="-k resume"   of the library's tests those that you name
-# make test-gpu   what only a GPU shows, beside the same on the CPU, five minutes; installs nothing
-# make test-all   make test, and what takes longer: kill storms, clusters, all variants, packages
-# make lock    move requirements.lock to the newest versions that the bounds allow, then prove them
-# uv, where there is one, installs the same versions faster; make UV= leaves it out.
+# make test-harness ARGS="-k resume"   run the library's tests that ARGS selects
+# make test-gpu   run the tests that need a GPU, five minutes; installs nothing
+# make test-all   make test, and run slow tests: kill storms, clusters, all variants, packages
+# make lock    update requirements.lock to the newest versions that the bounds allow, and test them
+# If uv is installed, it installs the same versions faster; make UV= uses pip.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -17,14 +17,14 @@ NEW_VENV := $(UV) venv --quiet --seed --clear --python $(PYTHON)
 INSTALL := $(UV) pip install --python $(BIN)/python
 else
 NEW_VENV := $(PYTHON) -m venv --clear
-# Python compiles what it imports; pip would compile every module of every package, for 90 s.
+# Without --no-compile pip compiles all modules of all packages, which takes 90 s.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 endif
 
-# A stamp file is newer than what it was made from, so a second call installs nothing.
+# Stamp files: a second call installs nothing, unless a required file is newer than the stamp.
 INSTALLED := $(VENV)/installed
 TEST_INSTALLED := $(VENV)/installed-test
-# What an environment is made anew for; the files that are included below need it as well.
+# A change of these files updates the environment. Included makefiles use the variable as well.
 REQUIRED := pyproject.toml requirements.lock $(wildcard requirements.txt harness/requirements.txt)
 
 TRAINLESS := checkpoints/test_files.py convert data parity/test_means.py init/test_groups.py \
@@ -37,8 +37,8 @@ TRAINLESS := checkpoints/test_files.py convert data parity/test_means.py init/te
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
-# Strict for the harness, mild for a project's own files. The repository that projects are made from
-# is strict throughout.
+# Rules are strict for the library, and mild for a project's own files. In the template's repository
+# they are strict for all files.
 ifneq ($(wildcard template/make_project.py),)
 RUFF_RULES := --config harness/ruff.toml
 MYPY_RULES := --strict $(addprefix --enable-error-code=,\
@@ -53,7 +53,7 @@ check: $(TEST_INSTALLED)
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
 
-# Three workers, one thread each: tests that start processes of their own share the same cores.
+# Three workers with one thread each, because tests start further processes on the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal
 
 quick: check
@@ -63,10 +63,10 @@ else
 	$(PYTEST) -q
 endif
 
-# Your tests; then those of the library, where they came along: in a folder of its own with small
-# configs, and those of its data with the examples here.
+# Runs your tests. In the template's repository it then runs the library's tests, with small configs,
+# and tests of the library with the examples here.
 test: check
-	$(BIN)/python -m compileall -q src $(wildcard harness/src)  # once, not by each process that imports it
+	$(BIN)/python -m compileall -q src $(wildcard harness/src)  # once, instead of in each process
 	$(PYTEST) $(ARGS)
 ifeq ($(ARGS),)
 ifneq ($(wildcard harness/tests),)
@@ -85,14 +85,14 @@ test-harness:
 	@echo "The library's tests are in the template: run make test-harness there." && exit 1
 endif
 
-# Tests that are not marked for a GPU see none (harness.testing). These see one, and an environment
-# that is there is taken as it is. TEST_DEVICE=cpu runs the cases without a GPU.
+# harness.testing hides GPUs from tests that are not marked for a GPU. test-gpu uses an existing
+# environment without updating it. TEST_DEVICE=cpu runs these tests without a GPU.
 WORKERS ?= 6
 test-gpu:
 	@test -x $(BIN)/pytest || $(MAKE) $(TEST_INSTALLED)
 	@if $(BIN)/python -c "import os, sys; from harness.devices import num_gpus; \
 	    sys.exit(bool(os.environ.get('TEST_DEVICE') or num_gpus()))"; \
-	then echo "make test-gpu: this machine has no GPU, and nothing was run."; \
+	then echo "make test-gpu: this machine has no GPU, so no test was run."; \
 	else $(MAKE) gpu-cases; fi
 
 gpu-cases:
@@ -101,7 +101,7 @@ ifneq ($(wildcard harness/tests),)
 	    -m "gpu or multi_gpu" -v -rs -p no:cacheprovider $(ARGS) \
 	    $$(grep -rlE "mark\.(multi_)?gpu" --include="test_*.py" tests)
 else
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "gpu or multi_gpu" -v -rs $(ARGS) || test $$? = 5  # of none
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "gpu or multi_gpu" -v -rs $(ARGS) || test $$? = 5  # 5: there are none
 endif
 
 ALL := -m slow
@@ -112,13 +112,13 @@ ifneq ($(wildcard harness/tests),)
 	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) $(ALL) .
 	$(MAKE) packages
 endif
-	$(MAKE) test-gpu  # skipped without a GPU, which it says
+	$(MAKE) test-gpu  # without a GPU it prints that it runs no test
 
 -include harness/benchmarks/bench.mk  # make bench
 -include harness/tests/packages/packages.mk  # make packages
 
-# The new lock takes its place only after the tests have passed with it. It has the versions for
-# every system; platform parts of torch (CUDA libraries) are left to the one that installs.
+# The new lock replaces the old one only after the tests have passed with it. It has versions for
+# all systems. It leaves out torch's CUDA libraries, whose versions pip chooses for each platform.
 lock:
 	rm -rf build/lock build/requirements.lock
 	$(PYTHON) -m venv build/lock
@@ -131,20 +131,20 @@ lock:
 	$(MAKE) test VENV=build/lock
 	mv build/requirements.lock requirements.lock
 
-# Some systems leave a broken environment behind where venv is half installed: start it anew.
+# If venv is only partly installed, some systems leave a broken environment: --clear removes it.
 $(VENV)/made:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	@echo "making $(VENV)"
 	@$(NEW_VENV) $(VENV)
 	@touch $@
 
-# pip says nothing but what fails.
+# With --quiet, pip prints only errors.
 $(INSTALLED): $(VENV)/made $(REQUIRED)
-	@echo "installing the versions of requirements.lock into $(VENV), which takes some minutes"
+	@echo "installing the versions of requirements.lock into $(VENV); this takes some minutes"
 	@$(INSTALL) --quiet -c requirements.lock -e .
 	@touch $@
 
 $(TEST_INSTALLED): $(VENV)/made $(REQUIRED) $(wildcard harness/extras/test.txt)
-	@echo "installing the versions of requirements.lock into $(VENV), with what tests need"
+	@echo "installing the versions of requirements.lock into $(VENV), with the packages for tests"
 	@$(INSTALL) --quiet -c requirements.lock -e .[test]
 	@touch $(INSTALLED) $@

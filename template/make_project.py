@@ -1,9 +1,10 @@
-"""Make a project out of this template: what `copier copy` runs. Needs Python 3.11 and git.
+"""Make a project from this template; `copier copy` runs this program. It needs Python 3.11 and git.
 
     python template/make_project.py ../my-study --name my-study --package my_study
 
-The owner's files get the name of the package; README and pyproject.toml get the answers. The
-harness comes along as a folder, or as a package that pip takes from the template's repository.
+The name of the package is written into the user's files, and the answers into README and
+pyproject.toml. The library is copied as a folder, or pip installs it from the template's
+repository.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from string import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = tomllib.loads((ROOT / "template" / "files.toml").read_text())
-NAME = re.compile(  # of the package here: in dotted names, in paths, and alone in quotes
+NAME = re.compile(  # the name of the package here: in dotted names, in paths, alone in quotes
     r'(?<![\w./-])project(?=\.(?:models|data|callbacks)\b)|(?<=src/)project\b|(?<=")project(?=")'
 )
 
@@ -30,10 +31,10 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="for pip and the README's title: my-study")
     parser.add_argument("--package", required=True, help="for import: my_study")
     parser.add_argument("--description", default="A study.", help="one line")
-    parser.add_argument("--author", default="Its authors")
+    parser.add_argument("--author", default="Its authors")  # style: ignore
     parser.add_argument("--examples", default=",".join(FILES["examples"]), help="or none")
-    parser.add_argument("--library", default="", help="address@version of it, without a folder")
-    parser.add_argument("--update", action=argparse.BooleanOptionalAction, help="of a project")
+    parser.add_argument("--library", default="", help="URL@version for pip; empty copies a folder")
+    parser.add_argument("--update", action=argparse.BooleanOptionalAction, help="update a project")
     answers = parser.parse_args()
     check(answers)
     for path, data in (copied(answers) | written(answers)).items():
@@ -42,40 +43,47 @@ def main() -> None:
         target.write_bytes(data)
         target.chmod(0o755 if data.startswith(b"#!") else 0o644)
     if not (answers.update or git(answers.folder, "rev-parse", "--git-dir")):
-        for words in (["init", "-b", "main"], ["add", "-A"], ["commit", "-m", "From the template"]):
-            git(answers.folder, *words)
+        for step in (["init", "-b", "main"], ["add", "-A"], ["commit", "-m", "From the template"]):
+            git(answers.folder, *step)
         print(f"cd {answers.folder} && make train   # START.md says what to do on the first day")
 
 
-def git(folder: Path, *words: str) -> str:
-    """Return what git answers; nothing if it fails."""
-    command = ["git", "-C", str(folder), *words]
+def git(folder: Path, *arguments: str) -> str:
+    """Return the output of git; "" if it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def check(answers: argparse.Namespace) -> None:
-    """Exit where files would be lost, or pip or Python would take the project for another."""
+    """Exit with a message if a name is invalid or in use, or the folder is not empty."""
     lock = (ROOT / "requirements.lock").read_text().lower().replace("-", "_")
     taken = {*re.findall(r"(?m)^(\w+)==", lock), "harness", "tests"} | sys.stdlib_module_names
     names = answers.name, answers.package
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", names[0], re.ASCII):
-        sys.exit(f"{names[0]!r} is no name for pip: use letters, numbers, hyphens: my-study.")
+        sys.exit(
+            f"--name={names[0]} is no name for pip. Use letters, digits, hyphens: --name=my-study"
+        )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", names[1]) or keyword.iskeyword(names[1]):
-        sys.exit(f"{names[1]!r} is no name for import: use lower case letters: my_study.")
-    for word in taken.intersection(name.lower().replace("-", "_") for name in names):
-        sys.exit(f"{word} is the name of a package that the project needs: use {word}_study.")
+        sys.exit(
+            f"--package={names[1]} is no name for import. Use lower case letters, digits and "
+            "underscores: --package=my_study"
+        )
+    for name in taken.intersection(name.lower().replace("-", "_") for name in names):
+        sys.exit(f"{name} is the name of a package that the project needs. Use {name}_study.")
     if not answers.update and [*answers.folder.glob("[!.]*")]:
         sys.exit(f"{answers.folder} is not empty. Choose another folder.")
 
 
 def copied(answers: argparse.Namespace) -> dict[str, bytes]:
-    """Return the files that go over, with the name of the owner's package."""
+    """Return the files that the project gets, with the name of its package."""
     examples, wanted = FILES["examples"], {*answers.examples.split(",")} - {"", "none"}
     for name in wanted - examples.keys():
-        sys.exit(f"{name} is no example: {', '.join(examples)} are.")
+        sys.exit(f"--examples: {name} is no example. Choose from {', '.join(examples)}, or none.")
     left_out = {*FILES["left_out"], *(["harness", "requirements.txt"] if answers.library else [])}
     left_out |= {path for name in examples.keys() - wanted for path in examples[name]}
-    left_out -= {path for name in wanted for path in examples[name]}  # two of them may need a file
+    left_out -= {
+        path for name in wanted for path in examples[name]
+    }  # two examples may need the same file
     files = {}
     for path in git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / path).is_file() and not left_out & {path, *map(str, Path(path).parents)}:
@@ -87,9 +95,9 @@ def copied(answers: argparse.Namespace) -> dict[str, bytes]:
 
 
 def written(answers: argparse.Namespace) -> dict[str, bytes]:
-    """Return the files that hold the answers."""
+    """Return the files that contain the answers."""
     address, _, version = answers.library.rpartition("@")
-    page = f"/blob/{version}" if address.startswith("http") else ""  # as GitHub and GitLab do
+    page = f"/blob/{version}" if address.startswith("http") else ""  # a URL of GitHub or GitLab
     values = vars(answers) | {
         "docs": f"{address.removesuffix('.git')}{page}/harness/docs".lstrip("/"),
         "library": f"harness @ git+{answers.library}#subdirectory=harness",

@@ -71,7 +71,7 @@ def test_a_run_trains_and_goes_on(make_cfg, tmp_path: Path) -> None:
     train(*brief, "trainer.max_epochs=1")  # here, where all is imported
     further = command("train.py", *brief, "trainer.max_epochs=2", "resume=auto")
     assert further.returncode == 0, further.stderr
-    (run,) = tmp_path.glob("*/*/")  # the second command went on in the first one's folder
+    (run,) = tmp_path.glob("*/*/")  # the second command has continued the first one's run
     assert (run / "results.json").exists()
     assert "epoch" in (run / "metrics.csv").read_text().splitlines()[0]
 

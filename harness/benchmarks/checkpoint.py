@@ -1,8 +1,8 @@
-"""How long training waits for a checkpoint, against one write of its bytes with sync.
+"""Measure how long training waits for a checkpoint, beside one write and sync of the same bytes.
 
     python benchmarks/checkpoint.py [--repeats 7] [--megabytes 64]
 
-What a step costs more in a run that can be stopped is part of overhead.py's figures.
+overhead.py measures how much longer the steps of a resumable run take.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders take turns, so that a busy machine slows all alike."""
+"""Functions of all benchmarks: contenders take turns, so that a busy machine slows all equally."""
 
 import argparse
 import os
@@ -32,7 +32,7 @@ def arguments(doc: str, repeats: int) -> argparse.ArgumentParser:
 def take_turns(
     contenders: Mapping[str, Callable[[], float]], repeats: int
 ) -> dict[str, list[float]]:
-    """Measure each contender once per turn, and print each figure as it is there."""
+    """Measure each contender once per turn, and print each figure at once."""
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeats):
         for name, measure in contenders.items():

@@ -1,9 +1,10 @@
-"""Time and memory of the checkpoint converter beside `cp` and beside torch.load + torch.save.
+"""Measure time and memory of the checkpoint converter, of `cp`, and of torch.load + torch.save.
 
     python benchmarks/convert.py [--gigabytes 2] [--repeats 5]
 
-Makes a Lightning checkpoint and removes it. Each contender is a fresh process, timed until its
-output is on the disk. The checkpoint is in the page cache; `cp` copies a file of the weights alone.
+It writes a Lightning checkpoint, and removes it at the end. Each contender is a new process, timed
+until its output is on the disk. The checkpoint is in the page cache. `cp` copies a file that
+contains the weights alone.
 """
 
 import os
@@ -48,10 +49,10 @@ CONTENDERS = {
 
 def seconds(command: list[str], folder: str, peaks: dict[str, float], name: str) -> float:
     """Run a contender to its end, and note its peak memory in MiB."""
-    os.sync()  # nobody pays for the writes of the one before
+    os.sync()  # so that no contender waits for the writes of the one before
     package = str(Path(harness.__path__[0]).parent)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": package}
-    # A shell of its own: Python would give its peak memory to the child that it starts.
+    # Started by a shell, because a child of Python would begin with Python's peak memory.
     words = ["sh", "-c", 'cd "$0" && exec "$@" > /dev/null', folder, *command]
     started = time.perf_counter()
     _, status, usage = os.wait4(os.posix_spawnp("sh", words, environment), 0)
@@ -67,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     peaks: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=os.curdir) as folder:
-        # In a process of its own, for this one must be smaller than what it measures.
+        # In another process, because this one must stay smaller than the processes it measures.
         make = [sys.executable, "-c", SAVE, str(options.gigabytes)]
         subprocess.run(make, cwd=folder, check=True)
         turns = {

@@ -1,12 +1,12 @@
-"""Several processes and devices: how fast, and what the parity check costs.
+"""Measure the speed of several processes and devices, and the cost of the parity check.
 
     python benchmarks/ddp.py [--network mlp|cnn] [--repeats 5]
     python benchmarks/ddp.py --check
 
-The first is the training of overhead.py, beside a loop with DistributedDataParallel by hand; each
-process gets its share of the cores. On CPUs the devices of dp are the same cores, so
-copies of network and batch buy nothing. --check measures what the parity check takes of a run
-that accumulates batches: milliseconds, by check. How equal the weights are, prove.py says.
+The first command runs the training of overhead.py, beside a loop with DistributedDataParallel
+written by hand. The processes divide the cores between them. On a CPU the devices of dp are the
+same cores, so dp cannot be faster. --check measures the milliseconds of each parity check in a run
+that accumulates batches. prove.py checks whether the weights are equal.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from harness.devices import usable_cores
 from harness.parity.parity_callback import ParityChecks
 
-# name: the processes that are started here, and the words of a run
+# name: the number of processes to start, and the overrides of a run
 STRATEGIES = {
     "one process": (1, ["strategy=auto"]),
     "dp(2)": (1, ["strategy=dp", "trainer.devices=2"]),
@@ -37,7 +37,7 @@ CONTENDERS = {"by hand, 1": 1, "by hand, 2": 2, **{name: n for name, (n, _) in S
 
 
 def start(command: list[str], num_processes: int) -> str:
-    """Run a command in several processes, as torchrun does; return what the first one prints."""
+    """Run a command in several processes, as torchrun does; return the output of rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -57,12 +57,12 @@ def start(command: list[str], num_processes: int) -> str:
 
 
 def train(options: argparse.Namespace) -> float:
-    """Train one process's part of a contender, and return its steps per second."""
+    """Train as one rank of a contender, and return its steps per second."""
     sizes = options.num_train, options.num_train // 6, overhead.NUM_EPOCHS
     if options.contender in STRATEGIES:
-        words = STRATEGIES[options.contender][1]
+        overrides = tuple(STRATEGIES[options.contender][1])
         return overhead.quietly(
-            partial(overhead.through_harness, options.network, *sizes, tuple(words))
+            partial(overhead.through_harness, options.network, *sizes, overrides)
         )
     if CONTENDERS[options.contender] > 1:
         dist.init_process_group("nccl" if overhead.DEVICE == "cuda" else "gloo")
@@ -78,8 +78,8 @@ def measure_speed(options: argparse.Namespace) -> None:
     sizes = [f"--network={options.network}", f"--num-train={options.num_train}"]
 
     def run(name: str) -> float:
-        words = [str(Path(__file__).resolve()), *sizes, f"--contender={name}"]
-        return float(start([sys.executable, *words], CONTENDERS[name]).split()[-1])
+        arguments = [str(Path(__file__).resolve()), *sizes, f"--contender={name}"]
+        return float(start([sys.executable, *arguments], CONTENDERS[name]).split()[-1])
 
     turns = {name: partial(run, name) for name in CONTENDERS}
     figures = contest.take_turns(turns, options.repeats)
@@ -87,7 +87,7 @@ def measure_speed(options: argparse.Namespace) -> None:
 
 
 class CheckCost(pl.Callback):
-    """Note what the run's checks have taken, at its end."""
+    """Store the number and the seconds of a run's parity checks at its end."""
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         (checks,) = (c for c in trainer.callbacks if isinstance(c, ParityChecks))
@@ -106,8 +106,8 @@ def main() -> None:
     elif options.check:
         for network in ("mlp", "cnn"):
             cost = CheckCost()
-            words = ("trainer.accumulate_grad_batches=2",)
-            run = partial(overhead.through_harness, network, 2048, 128, 3, words, watch=[cost])
+            overrides = ("trainer.accumulate_grad_batches=2",)
+            run = partial(overhead.through_harness, network, 2048, 128, 3, overrides, watch=[cost])
             overhead.quietly(run)
             each = 1000 * cost.seconds / cost.number
             print(f"{network}: {cost.number} checks, {each:.1f} ms each", flush=True)

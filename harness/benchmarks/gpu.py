@@ -1,12 +1,12 @@
-"""A GPU through the harness, beside a loop written by hand and plain Lightning.
+"""Measure training on a GPU with the library, with a loop written by hand, and with Lightning.
 
     python benchmarks/gpu.py [--tasks mlp cnn wide text]
 
-All contenders train the same LightningModule on the same batches, which lie in the host's memory:
-steps per second after a start, the device's peak memory in MiB, and how often a step makes the host
-wait for the device (torch.cuda.set_sync_debug_mode, which finds most of what does). The harness
-runs as `train.py` does, with its default callbacks, loggers and parity check; rows are logged at
-every tenth step. A line is printed as its contender ends; without a GPU all is small.
+All contenders train the same LightningModule on the same batches, which are in host memory.
+Measured are steps per second after the first steps, the device's peak memory in MiB, and the
+synchronisations per step. torch.cuda.set_sync_debug_mode counts these, and finds most of them. The
+library runs as `train.py` does, with its default callbacks, loggers and parity check, and logs a
+row at every tenth step. Without a GPU, networks and batches are small.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from harness.training.build import build
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
-START, NUM_WATCHED = 10, 20  # steps before the clock runs, and those whose waits are counted
+START, NUM_WATCHED = 10, 20  # steps before the clock starts; steps whose waits are counted
 VOCABULARY, LENGTH = 256, 512 if IS_GPU else 32
 
 
 class Layer(nn.TransformerEncoderLayer):
-    """A layer of a language model, which looks back alone."""
+    """A layer of a language model, in which tokens attend only to earlier tokens."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device, x.dtype)
@@ -74,7 +74,7 @@ PRECISION = {"text": "bf16-mixed"}
 
 
 class Samples(BatchedDataset):
-    """Whole batches out of memory, in epochs that are longer than a measurement."""
+    """Whole batches from memory, in epochs that are longer than a measurement."""
 
     def __init__(self, task: str, batch_size: int) -> None:
         self.num, num = batch_size * 5000, batch_size * 4
@@ -95,7 +95,7 @@ class Samples(BatchedDataset):
 
 
 class Single(Dataset[Any]):
-    """The same one by one, as a tutorial of Lightning reads them."""
+    """The same samples one by one, as in a tutorial of Lightning."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -109,7 +109,7 @@ class Single(Dataset[Any]):
 
 
 class Data(DataModule):
-    """The samples as the harness takes them."""
+    """The samples as a data module of the library."""
 
     def __init__(self, task: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -120,7 +120,7 @@ class Data(DataModule):
 
 
 class Module(pl.LightningModule):
-    """What all contenders train."""
+    """The module that all contenders train."""
 
     def __init__(self, task: str) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def plain_lightning(task: str, batch_size: int, gauge: Gauge) -> None:
 
 
 def measured(contender: Any, task: str, batch_size: int, num_steps: int) -> tuple[float, ...]:
-    """Measure with the screen thrown away and without another contender's memory."""
+    """Measure without output and after the memory of other contenders was freed."""
     gc.collect()
     if IS_GPU:
         torch.cuda.empty_cache()
@@ -254,14 +254,14 @@ def measured(contender: Any, task: str, batch_size: int, num_steps: int) -> tupl
 
 
 def batch_size_of(task: str) -> int:
-    """Return the batch size: for the text model what fills four fifths of the card."""
+    """Return the batch size; for the text model, the size that fills four fifths of the memory."""
     if task != "text":
         return {"wide": 512}.get(task, 128)
     if not IS_GPU:
         return 8
     small, large = (measured(by_hand, task, size, 1)[1] for size in (8, 16))
-    room = 0.8 * torch.cuda.get_device_properties(0).total_memory / 2**20
-    return 8 + max(0, int((room - small) / max((large - small) / 8, 1)))
+    available = 0.8 * torch.cuda.get_device_properties(0).total_memory / 2**20
+    return 8 + max(0, int((available - small) / max((large - small) / 8, 1)))
 
 
 def main() -> None:
@@ -273,7 +273,7 @@ def main() -> None:
     print("\n| | steps/s | of by hand | peak MiB | waits/step |\n|---|---|---|---|---|", flush=True)
     contenders = {
         "by hand": by_hand,
-        "the harness": through_harness,
+        "the library": through_harness,
         "plain Lightning": plain_lightning,
     }
     for task in options.tasks:

@@ -1,4 +1,4 @@
-"""The data and networks of overhead.py and ddp.py: as large as MNIST, and made of noise."""
+"""The data and networks of overhead.py and ddp.py: as many images as MNIST, made of noise."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def make_images(num_images: int) -> tuple[Tensor, Tensor]:
 
 
 class Images(BatchedDataset):
-    """Whole batches out of memory."""
+    """Whole batches from memory."""
 
     def __init__(self, num_images: int) -> None:
         self.images, self.labels = make_images(num_images)
@@ -33,7 +33,7 @@ class Images(BatchedDataset):
 
 
 class ImageData(DataModule):
-    """The images as the harness takes them."""
+    """The images as a data module of the library."""
 
     num_classes = NUM_CLASSES
 

@@ -1,10 +1,10 @@
-"""How much memory of its own a process takes that reads a large checkpoint.
+"""Measure the private memory of a process that reads a large checkpoint.
 
     python benchmarks/large_checkpoints.py [--repeats 3] [--gigabytes 2] [--other <checkout>]
 
-A third of the checkpoint is weights, the rest is AdamW's state. Pages of mapped files do not count:
-processes share them, and the system takes them back where it needs them. `--other` is a checkout of
-another commit of this repository, which takes turns with this one.
+A third of the checkpoint is weights, the rest is AdamW's state. Pages of mapped files do not count,
+because processes share them and the system can drop them. `--other` is a checkout of another commit
+of this repository; it and this checkout take turns.
 """
 
 import os
@@ -38,7 +38,7 @@ DRY += ("model/scheduler=constant",)
 
 
 def anonymous(group: int) -> list[int]:
-    """Return the bytes that each process of a group has for itself."""
+    """Return the private bytes of each process of a group."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -51,7 +51,7 @@ def anonymous(group: int) -> list[int]:
 
 
 def peak(library: Path, words: list[str]) -> float:
-    """Run a command of a checkout; return the most MiB that one of its processes had for itself."""
+    """Run a command of a checkout; return the largest private memory of a process in MiB."""
     project = library / "tests" / "project"
     sources = [library / "src", project / "src"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources))}
@@ -96,8 +96,8 @@ def main() -> None:
         libraries = {"the other checkout": options.other.resolve() / "harness"} | libraries
     with tempfile.TemporaryDirectory(dir=os.curdir) as folder:
         path = Path(folder).resolve()
-        words = ["train.py", *TRAIN, hidden, f"output_dir={path}"]
-        print(f"a training takes {peak(LIBRARY, words):,.0f} MiB", flush=True)
+        arguments = ["train.py", *TRAIN, hidden, f"output_dir={path}"]
+        print(f"a training takes {peak(LIBRARY, arguments):,.0f} MiB", flush=True)
         (run,) = (path / "run").iterdir()
         size = (run / "checkpoints" / "last.ckpt").stat().st_size
         for name, use in USES.items():

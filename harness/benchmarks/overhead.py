@@ -1,12 +1,12 @@
-"""Training through the harness beside a loop written by hand, and beside plain Lightning.
+"""Measure training with the library, with a loop written by hand, and with plain Lightning.
 
     python benchmarks/overhead.py [--network mlp|cnn] [--repeats 7]
 
-All train the same network with AdamW and a one-cycle schedule on the same 60,000 images of 28x28
-bytes in batches of 128, count loss and accuracy, evaluate loss, accuracy and F1 on 10,000 images
-after each epoch, and write the best checkpoint. Counted are the steps of the epochs after the
-first, and all the time that they take, evaluation included. The harness runs as `train.py` does,
-with its default callbacks, loggers and a progress bar for a terminal that throws it away.
+All contenders train the same network with AdamW and a one-cycle schedule on the same 60,000 images
+of 28x28 bytes in batches of 128, and count loss and accuracy. After each epoch they evaluate loss,
+accuracy and F1 on 10,000 images, and write the best checkpoint. Measured are the epochs after the
+first, with their evaluations. The library runs as `train.py` does, with its default callbacks,
+loggers and a progress bar, whose output is discarded.
 """
 
 import os
@@ -66,9 +66,9 @@ def now() -> float:
 
 
 def by_hand(make: Callable[[], nn.Module], num_train: int, num_val: int, num_epochs: int) -> float:
-    """Train as an expert writes it: data indexed by batches, nothing read back within an epoch.
+    """Train as an expert writes it: data indexed by batches, no synchronisation within an epoch.
 
-    In a process group each process takes its share of each batch.
+    In a process group each rank trains on its local batch.
     """
     train, val = (
         [tensor.to(DEVICE) for tensor in images.make_images(num)] for num in (num_train, num_val)
@@ -85,8 +85,8 @@ def by_hand(make: Callable[[], nn.Module], num_train: int, num_val: int, num_epo
         if epoch == 1:
             started = now()
         net.train()
-        sums = torch.zeros(2, device=DEVICE)  # of losses, of right answers
-        for inputs, labels in shares(train, torch.randperm(num_train, device=DEVICE)):
+        sums = torch.zeros(2, device=DEVICE)  # of losses, of correct predictions
+        for inputs, labels in local_batches(train, torch.randperm(num_train, device=DEVICE)):
             logits = net(inputs)
             loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()
@@ -101,8 +101,8 @@ def by_hand(make: Callable[[], nn.Module], num_train: int, num_val: int, num_epo
     return (num_epochs - 1) * num_steps / (now() - started)
 
 
-def shares(data: list[Tensor], order: Tensor) -> Any:
-    """Yield this process's share of each batch."""
+def local_batches(data: list[Tensor], order: Tensor) -> Any:
+    """Yield this rank's local batch of each batch."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     for batch in order.split(BATCH_SIZE):
         rows = batch.tensor_split(world_size)[rank]
@@ -115,10 +115,10 @@ def right(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(net: nn.Module, val: list[Tensor], sums: Tensor) -> float:
-    """Return the accuracy; count loss and F1 as well, and read the sums of training."""
+    """Return the accuracy; compute loss and F1 as well, and read the sums of training."""
     loss = torch.zeros(1, device=DEVICE)
     confusion = torch.zeros(images.NUM_CLASSES**2, device=DEVICE)
-    for inputs, labels in shares(val, torch.arange(len(val[1]), device=DEVICE)):
+    for inputs, labels in local_batches(val, torch.arange(len(val[1]), device=DEVICE)):
         logits = net(inputs)
         loss += F.cross_entropy(logits, labels) * len(labels)
         cells = labels * images.NUM_CLASSES + logits.argmax(1)
@@ -134,7 +134,7 @@ def evaluate(net: nn.Module, val: list[Tensor], sums: Tensor) -> float:
 
 
 def save(parts: dict[str, Any]) -> None:
-    """Write a checkpoint whole or not at all, and wait until it is on the disk."""
+    """Write a checkpoint atomically, and wait until it is on the disk."""
     with tempfile.TemporaryDirectory() as folder, atomic_write(Path(folder, "best.ckpt")) as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
 
@@ -163,7 +163,7 @@ def through_harness(
 
 
 class PlainModule(pl.LightningModule):
-    """What a tutorial of Lightning shows."""
+    """A module as in a tutorial of Lightning."""
 
     def __init__(self, make: Callable[[], nn.Module], total_steps: int) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def plain_lightning(
 
 
 def quietly(measure: Callable[[], float]) -> float:
-    """Measure with the screen thrown away and without another contender's garbage."""
+    """Measure without output, and without garbage of another contender."""
     gc.collect()
     with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -230,7 +230,7 @@ def main() -> None:
     make = getattr(images, options.network)
     contenders = {
         "by hand": partial(by_hand, make, *sizes),
-        "the harness": partial(through_harness, options.network, *sizes),
+        "the library": partial(through_harness, options.network, *sizes),
         "plain Lightning": partial(plain_lightning, make, *sizes),
     }
     turns = {name: partial(quietly, measure) for name, measure in contenders.items()}

@@ -1,9 +1,9 @@
-"""How long commands take: those that do not train, and those that do until their first step.
+"""Measure how long commands take; those that train, until the end of their first step.
 
     python benchmarks/startup.py [--repeats 7]
 
-Everything is set against importing the framework, which a training run cannot avoid and the
-other commands must.
+All times are compared with the time to import Lightning. A training must import it, and the other
+commands must not.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Seconds and memory that the worst files of a stranger cost, beside a file of the same kind.
+"""Measure the seconds and the memory that malicious files cost, beside a harmless file.
 
     python benchmarks/strangers_files.py
 
-Each file is read in a fresh process, by what a command reads it with. Printed are the seconds, and
-the MiB beyond those of a harmless file and beyond the file's own size; at most 2 s and 256 MiB are
-allowed. What is refused is as large as it can be before it is looked at, and what is not refused is
-at the limits of docs/strangers_files.md. Seconds are those that the cores compute.
+A new process reads each file with the function that commands use. Printed are the CPU seconds, and
+the MiB beyond those of a harmless file and beyond the file's own size. At most 2 s and 256 MiB are
+allowed. Files that are refused are as large as a file may be before the library checks it. Files
+that are not refused are at the limits of docs/strangers_files.md.
 """
 
 import argparse
@@ -126,14 +126,14 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 
 
 def measured(kind: str, path: Path) -> tuple[float, float, str]:
-    """Return the seconds, the peak in MiB, and what was said."""
+    """Return the seconds, the peak in MiB, and the printed message."""
     package = str(Path(harness.__path__[0]).parent)
     environment = {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, kind, str(path)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    seconds, peak, said = result.stdout.rstrip("\n").split("\t")
-    return float(seconds), float(peak), said
+    seconds, peak, message = result.stdout.rstrip("\n").split("\t")
+    return float(seconds), float(peak), message
 
 
 def show(kind: str, files: dict[str, Path]) -> list[str]:
@@ -141,10 +141,10 @@ def show(kind: str, files: dict[str, Path]) -> list[str]:
     print(f"\n{kind:42} seconds  MiB more", flush=True)
     base, beyond = 0.0, []
     for name, path in files.items():
-        seconds, peak, said = measured(kind.partition(":")[0], path)
+        seconds, peak, message = measured(kind.partition(":")[0], path)
         base = base or peak
         more = max(0.0, peak - base - path.stat().st_size / 2**20)
-        print(f"  {name:40} {seconds:7.2f} {more:9.0f}  {said}", flush=True)
+        print(f"  {name:40} {seconds:7.2f} {more:9.0f}  {message}", flush=True)
         beyond += [f"{kind}: {name}"] * (seconds > MOST_SECONDS or more > MOST_MIB)
     return beyond
 

@@ -1,4 +1,4 @@
-"""`copier copy` makes a project that is somebody's own; `copier update` keeps it up to date."""
+"""`copier copy` makes a project; `copier update` merges the template's changes into it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 from template.tests.conftest import ANSWERS, ROOT, commit, run, succeed, tracked
 
 OURS = ANSWERS["package"]
-# What an earlier version could have said: of the harness, of the owner's files, of both.
+# Lines of an earlier version: in the library, in the user's files, and in lines that both change.
 OLDER_LINES = {
     "harness/src/harness/errors.py": (b"class UserError", b"class Mistake"),
     "conf/trainer/default.yaml": (b"max_epochs: 20", b"max_epochs: 10"),
@@ -74,8 +74,8 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
 ) -> None:
     folder = tmp_path / "zebra-study"
     # A relative path, which a later update could not follow if it were kept as it is.
-    words = ("copy", "--vcs-ref=v1.0.0", template.name, folder)
-    copier(template.parent, *words, **ANSWERS)
+    arguments = ("copy", "--vcs-ref=v1.0.0", template.name, folder)
+    copier(template.parent, *arguments, **ANSWERS)
     assert (folder / GONE).exists()
     assert not (folder / ADDED).exists()
     mine = {
@@ -105,7 +105,7 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     assert "A fully connected network." in mlp
     assert b"Stripes of zebras, by us." in after["README.md"]
     assert "conf/strategy/dp.yaml" not in after
-    # Where both changed a line, git's ordinary conflict.
+    # If both have changed a line, git reports an ordinary conflict.
     sides = r"<<<<<<<.*hidden: \[16\].*=======.*hidden: \[128, 64\].*>>>>>>>"
     assert re.search(sides, after["conf/model/mlp.yaml"].decode(), re.S)
     changed = {path for path in before | after if before.get(path) != after.get(path)}
@@ -135,8 +135,8 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
 
 
 def test_an_answer_that_cannot_be_is_refused(template: Path, tmp_path: Path) -> None:
-    words = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
-    result = run(tmp_path, "python", "-m", *words, "--data=package=torch")
+    arguments = ("copier", "copy", template, tmp_path / "new", "--trust", "--defaults")
+    result = run(tmp_path, "python", "-m", *arguments, "--data=package=torch")
     assert result.returncode != 0
     assert "torch is the name of a package" in " ".join((result.stdout + result.stderr).split())
     assert not (tmp_path / "new" / "train.py").exists()

@@ -35,7 +35,7 @@ def test_each_python_has_one_version_of_each_package() -> None:
 
 
 def test_lock_names_no_index_and_no_platform() -> None:
-    """An index of whoever made it would be asked by everybody."""
+    """Every user's pip would otherwise use the index of the machine that made the lock."""
     assert not [
         line for line in LINES if re.search(r"://|^-|\+cpu|\+cu|^nvidia-[^m]|^triton", line)
     ]

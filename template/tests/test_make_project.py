@@ -1,4 +1,4 @@
-"""A project is the harness, and the owner's files under the name of their package."""
+"""A project is the library, and the user's files under the name of their package."""
 
 import re
 import tomllib
@@ -22,8 +22,8 @@ def test_the_harness_goes_over_as_it_is(project: Path) -> None:
 
 
 def test_nothing_of_the_template_is_left(project: Path) -> None:
-    # What is left of the package's name is the word: [project], "the project", "of this project",
-    # and a tracker's setting, project: ${name}.
+    # The name of the package here may remain only as a word: [project], "the project", "of this
+    # project", and a tracker's key, project: ${name}.
     the_word = re.compile(
         r"(?<!this )(?<!the )(?<!a )(?<!\[)(?<!_)\bproject(?!_cache|[a-z\']|: \$|\.optional)", re.I
     )
@@ -41,7 +41,7 @@ def test_project_has_the_answers_and_a_commit(project: Path) -> None:
     assert pyproject["name"] == "striped-horses"
     assert pyproject["version"] == "0.1.0"
     assert pyproject["description"] == 'Stripes, "measured"'
-    assert pyproject["authors"] == [{"name": "Zoë O'Hara"}]
+    assert pyproject["authors"] == [{"name": "Zoë O'Hara"}]  # style: ignore
     assert "`src/zebra_study_2/`: models" in (project / "AGENTS.md").read_text()
     assert succeed(project, "git", "status", "--porcelain") == ""
     assert len(succeed(project, "git", "log", "--oneline").splitlines()) == 1
@@ -112,9 +112,9 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
         "--examples=audio": "audio is no example",
         str(tmp_path / "full"): "is not empty",
     }.items():
-        words = [tmp_path / "new", "--name=my-study", "--package=my_study", word]
-        words = words if word.startswith("-") else [word, *words[1:3]]
-        result = run(ROOT, "python", "-S", "template/make_project.py", *words)
+        arguments = [tmp_path / "new", "--name=my-study", "--package=my_study", word]
+        arguments = arguments if word.startswith("-") else [word, *arguments[1:3]]
+        result = run(ROOT, "python", "-S", "template/make_project.py", *arguments)
         assert result.returncode == 1, word
         assert reason in result.stderr
         assert len(result.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`make test` in a project accepts the ordinary code of its owner: see owner/."""
+"""`make test` in a project accepts the ordinary code of its user: see `owner/`."""
 
 import shutil
 import subprocess
@@ -37,7 +37,7 @@ def environment_beside(project: Path) -> None:
 
 @pytest.fixture
 def owned(tmp_path: Path) -> Path:
-    """A project with an owner's files, and an environment beside this one."""
+    """A project with a user's files, and an environment beside this one."""
     project = make(tmp_path / "zebra-study", "--examples=")
     shutil.copytree(OWNER, project, dirs_exist_ok=True)
     commit(project, "Mine")

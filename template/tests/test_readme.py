@@ -1,4 +1,4 @@
-"""Every command that a page shows is composed, or its program's help has its words."""
+"""Every command that a page shows composes, or its options are in its program's help."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ from template.tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "harness").glob("**/*.md"))]
 PAGES += [ROOT / "template" / "README.md", ROOT / "AGENTS.md"]
-# Lines that set up an environment, or whose work is what the suite itself is run by.
+# Lines that set up an environment, or that run the test suite.
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
@@ -25,7 +25,7 @@ SETUP = (
 )
 SHELL = ("(cd ", "for ", "done", "rates=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
-TASKS["scripts/slurm/train.sbatch"] = "train"  # hands its words on
+TASKS["scripts/slurm/train.sbatch"] = "train"  # passes its arguments on
 FILES = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
 IS_ASKED = {"--help", "-sc", "…"}  # answered without a run
 
@@ -43,30 +43,30 @@ def commands() -> list[str]:
 
 
 def of_programs() -> Iterator[tuple[str, list[str]]]:
-    """The programs that the lines start with Python, by whatever launcher, and their words."""
+    """Yield the Python programs that the lines start, by any launcher, with their arguments."""
     for line in commands():
         if line.startswith("make "):
             continue
         if inner := re.match(r'eval "\$\((.*)\)"|train=\((.*)\)$', line):
             line = inner[1] or inner[2].replace('"$@"', "")
-        words = shlex.split(line)
-        is_program = (number for number, word in enumerate(words) if word in TASKS)
-        of_script = (number for number, word in enumerate(words) if word.endswith(".py"))
-        of_module = (number for number, word in enumerate(words) if word == "-m")
+        arguments = shlex.split(line)
+        is_program = (number for number, word in enumerate(arguments) if word in TASKS)
+        of_script = (number for number, word in enumerate(arguments) if word.endswith(".py"))
+        of_module = (number for number, word in enumerate(arguments) if word == "-m")
         start = next(is_program, None)
         start = next(of_script, None) if start is None else start
         start = next(of_module) + 1 if start is None else start
-        yield words[start], words[start + 1 :]
+        yield arguments[start], arguments[start + 1 :]
 
 
 def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
-    """Those of a sweep as in its first job."""
+    """The overrides of a sweep compose as those of its first job."""
     assert len(commands()) > 50
     wrong = []
-    for program, words in of_programs():
-        if program not in TASKS or IS_ASKED & {*words}:
+    for program, arguments in of_programs():
+        if program not in TASKS or IS_ASKED & {*arguments}:
             continue
-        typed = " ".join(word for word in words if word != "-m")
+        typed = " ".join(word for word in arguments if word != "-m")
         typed = re.sub(r"(outputs/\w+/<run>|\$run)(?=[/ ]|$)", f"{finished_run}", typed)
         typed = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", typed)
         typed = re.sub(r"\bdata=mine data\.root=clips\b", "data=synthetic", typed)
@@ -74,7 +74,7 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
         typed = re.sub(r"\$\{rates\[.*?\]\}", "0.1", typed)
         # The run that stands for the reader's has no such file to predict on.
         typed = re.sub(r" data\.predict_\w+=\S+", "", typed)
-        if "-m" in words:
+        if "-m" in arguments:
             typed = re.sub(r"=\S*interval\((\S+?),\S*", r"=\1", typed)
             typed = re.sub(r"=([\w.]+)(,[\w.]+)+(?= |$)", r"=\1", typed)
             typed = re.sub(r"=(\[[^] ]*\])(,\[\S*)", r"=\1", typed)
@@ -84,7 +84,7 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
         try:
             compose(TASKS[program], overrides)
         except Exception as error:
-            wrong.append(f"{program} {' '.join(words)}: {error}")
+            wrong.append(f"{program} {' '.join(arguments)}: {error}")
     assert wrong == []
 
 
@@ -92,16 +92,18 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
 def test_shown_words_of_scripts_are_in_their_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for program, words in of_programs():
+    for program, arguments in of_programs():
         if not program.endswith(".py") or program in TASKS:
             continue
-        subcommand = words[:1] if program == "scripts/runs.py" else []
+        subcommand = arguments[:1] if program == "scripts/runs.py" else []
         monkeypatch.syspath_prepend((ROOT / program).parent)  # as for a program
         monkeypatch.setattr(sys, "argv", [program, *subcommand, "--help"])
         with pytest.raises(SystemExit, match=r"^0$"):
             runpy.run_path(str(ROOT / program), run_name="__main__")
-        said = capsys.readouterr().out
-        assert [word for word in words if word.startswith("-") and word not in said] == [], program
+        printed = capsys.readouterr().out
+        assert [word for word in arguments if word.startswith("-") and word not in printed] == [], (
+            program
+        )
 
 
 def test_shown_modules_and_targets_exist() -> None:
@@ -133,7 +135,7 @@ def test_every_part_of_a_page_that_a_link_names_is_there() -> None:
     assert wrong == []
 
 
-# What looks like a path and is made by a run or by the reader, or is the name of something else.
+# These look like paths, but a run or the reader makes them, or they name something else.
 NO_FILES = re.compile(
     r"(train|val|test|gpu|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
     r"|(config|overrides)\.yaml$|.*(mine|linear)"
@@ -141,11 +143,11 @@ NO_FILES = re.compile(
 
 
 def named_paths(text: str) -> Iterator[str]:
-    """What stands as a path in backticks or in a link."""
+    """Yield the paths in backticks and in links."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    words = re.findall(r"`([\w.-]+(?:/[\w.-]*)+|[\w-]+\.(?:py|md|yaml|toml|sbatch))`", text)
-    words += re.findall(r"\]\(([\w./-]+)(?:#[^)]*)?\)", text)
-    return (word for word in words if not NO_FILES.match(word))
+    paths = re.findall(r"`([\w.-]+(?:/[\w.-]*)+|[\w-]+\.(?:py|md|yaml|toml|sbatch))`", text)
+    paths += re.findall(r"\]\(([\w./-]+)(?:#[^)]*)?\)", text)
+    return (path for path in paths if not NO_FILES.match(path))
 
 
 def places(page: Path) -> tuple[Path, ...]:
@@ -171,10 +173,13 @@ def test_readme_network_trains(tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     yaml = config[1].replace("project.models.linear", "linear")
     (tmp_path / "conf" / "model" / "linear.yaml").write_text(yaml)
-    words = ("data=synthetic", "model=linear", "trainer.max_epochs=1")
-    words += (f"hydra.searchpath=[file://{tmp_path}/conf]", f"output_dir={tmp_path / 'outputs'}")
+    arguments = ("data=synthetic", "model=linear", "trainer.max_epochs=1")
+    arguments += (
+        f"hydra.searchpath=[file://{tmp_path}/conf]",
+        f"output_dir={tmp_path / 'outputs'}",
+    )
     environment = {"PYTHONPATH": str(tmp_path), "YAML_ALLOWED": "linear"}
-    result = command("train.py", *words, environment=environment)
+    result = command("train.py", *arguments, environment=environment)
     assert result.returncode == 0, result.stderr
     assert "test/accuracy" in result.stdout
 

@@ -1,4 +1,4 @@
-"""The project that the library's tests run against is of one piece with this one."""
+"""The small project of the library's tests has the files of this project."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from template.tests.conftest import ROOT
 
 SMALL = ROOT / "harness" / "tests" / "project"
-# What it has of its own: no pictures, one experiment more, and short words for its programs.
+# Its own files: a config without pictures, one more experiment, and programs with short docstrings.
 ITS_OWN = {"conf/model/_classification.yaml", "conf/experiment/cnn.yaml"}
 ITS_OWN |= {"train.py", "evaluate.py", "predict.py"}
 
@@ -26,7 +26,7 @@ def test_configs_of_the_library_s_tests_are_those_that_ship() -> None:
 
 
 def test_classes_of_the_library_s_tests_are_those_that_ship() -> None:
-    """Each class of its two modules stands as it is in one of ours."""
+    """Each class of its two modules equals a class of ours."""
     ours = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     for path in Path(SMALL, "src").rglob("*.py"):
         for definition in re.split(r"(?m)^(?=class |def )", path.read_text())[1:]:

@@ -74,12 +74,14 @@ def test_folders_of_splits_are_taken_and_missing_ones_drawn(tmp_path: Path) -> N
         write_images(root / split, num)
     found = data(root).found["rows"]
     assert {split: len(rows) for split, rows in found.items()} == {
-        "train": 51,  # of 60: a share of 0.15 is tested
+        "train": 51,  # of 60, because 0.15 of them are the test split
         "val": 15,
         "test": 9,
     }
     write_images(root / "test", classes=("bird", "cat", "dgo"))
-    with pytest.raises(UserError, match="test images have the classes dgo, which training does"):
+    with pytest.raises(
+        UserError, match="images have the classes dgo, which the training images do"
+    ):
         data(root).infer_facts()
 
 
@@ -141,7 +143,7 @@ def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
         (tmp_path / "nope", "is no folder"),
         (tmp_path / "empty", "has no images"),
         (tmp_path / "flat", "no folders that name their classes"),
-        (tmp_path / "one", "two classes are needed"),
+        (tmp_path / "one", "at least two are needed"),
         (tmp_path / "hole", "has no images in dog"),
     ):
         with pytest.raises(UserError, match=message) as told:

@@ -54,7 +54,7 @@ def test_columns_become_numbers_marks_and_codes(tmp_path: Path) -> None:
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.float32)
     positions = data.rows["train"]
     assert torch.equal(targets, torch.from_numpy(1000.0 + positions).float())
-    # size, rooms, new, built; then the mark of rooms; then city and zip.
+    # size, rooms, new, built; then the mark of `rooms`; then city and zip.  style: ignore
     size = np.array(rows()["size"])[positions]
     expected = torch.from_numpy((size - size.mean()) / size.std()).float()
     torch.testing.assert_close(inputs[:, 0], expected)
@@ -79,7 +79,7 @@ def test_scales_and_categories_are_those_of_the_training_rows(
     second = houses(written(tmp_path, table))
     assert second.facts == first.facts
     assert second.make_dataset("test").__getitems__([0])[0][0, 5] == 0
-    assert "column city: 1 rows have values that training did not have" in capsys.readouterr().out
+    assert "Column city: 1 rows have values that the training rows lack." in capsys.readouterr().out
 
 
 def test_missing_values_may_have_spaces_and_categories_are_told(
@@ -152,13 +152,13 @@ def lines(*values: str) -> str:
         (lines(), {"file": "nope.csv"}, "data.file=nope.csv cannot be read: No such file"),
         (lines(), {"file": "http://127.0.0.1:9/a.csv"}, "type data.allow_urls=true"),
         (lines("1,2,"), {}, "has no value in 1 of 21 rows"),
-        (",b,price\n1,2,3\n", {}, "column without a name, as an index that pandas writes"),
-        ("a;b;price\n1;2;3\n", {}, "no column price.\nIt has a;b;price"),
-        (lines(), {"target": "prize"}, "no column prize.\nIt has a, b, price"),
-        (lines(), {"ignore": ["a", "b"]}, "no column left to predict from"),
-        (lines("1,2,x"), {}, "data.target=price holds texts such as 'x'"),
+        (",b,price\n1,2,3\n", {}, "column without a name, such as the index that pandas writes"),
+        ("a;b;price\n1;2;3\n", {}, "no column price.\nChoose from its columns: a;b;price"),
+        (lines(), {"target": "prize"}, "no column prize.\nChoose from its columns: a, b, price"),
+        (lines(), {"ignore": ["a", "b"]}, "no input column beside"),
+        (lines("1,2,x"), {}, "data.target=price has texts such as 'x'"),
         ("a,price\n" + "1,x\n2,y\n" * 20, {}, "For classes use experiment=table_classes"),
-        (lines("1,2,3"), {"classes": True}, "name no classes"),
+        (lines("1,2,3"), {"classes": True}, "cannot be classes"),
         ("a,price\n" + "1,x\n2,y\n" * 20 + "1,z\n", {"classes": True}, "Class z has 1 samples"),
     ],
 )

@@ -53,7 +53,7 @@ def test_the_probe_does_not_teach_the_network():
 
 
 def test_under_dp_every_image_meets_the_whole_batch(tmp_path: Path):
-    """Same negatives, same loss as on one device; ddp has a share of them on each process."""
+    """Same negatives, same loss as on one device; under ddp each rank has fewer negatives."""
     words = ("experiment=contrastive", "trainer.max_epochs=1", "trainer.limit_train_batches=3")
     words += ("trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger.tensorboard=null")
     words += ("trainer.limit_val_batches=1", "test=false", "trainer.enable_progress_bar=false")

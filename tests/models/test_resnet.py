@@ -8,7 +8,7 @@ from project.models.resnet import ResNet
 SMALL = {"num_classes": 5, "layers": (1, 1, 1, 1), "width": 16}
 
 
-# Of torchvision's resnet18 and resnet50.
+# The numbers of parameters are those of torchvision's resnet18 and resnet50.
 @pytest.mark.parametrize(
     ("block", "layers", "num_parameters", "last"),
     [
@@ -48,7 +48,7 @@ def test_every_kind_maps_images_to_logits(block: Any, norm: Any, stem: Any) -> N
 
 
 def test_few_channels_are_kept_in_torchs_own_order() -> None:
-    """Where oneDNN writes past its memory; see the class."""
+    """With channels_last, oneDNN would write past its memory; see the class."""
     net = ResNet(num_classes=5, layers=(1, 1, 1, 1), width=8)
     assert net.layer1[0].conv1.weight.is_contiguous()
 

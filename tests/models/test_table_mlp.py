@@ -26,7 +26,7 @@ def test_numbers_alone_are_a_fully_connected_network() -> None:
 
 def test_codes_that_half_precision_confuses_are_refused() -> None:
     many = TableMLP(in_features=4, cardinalities=[300, 2], hidden=[8], num_classes=1).bfloat16()
-    with pytest.raises(UserError, match=r"categories up to 299 apart.\nUse trainer.prec"):
+    with pytest.raises(UserError, match=r"categories, which go up to 299.\nUse trainer.prec"):
         many(ROWS.bfloat16())
     few = TableMLP(in_features=4, cardinalities=[3, 2], hidden=[8], num_classes=1).bfloat16()
     assert few(ROWS.bfloat16()).shape == (3, 1)

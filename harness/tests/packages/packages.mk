@@ -1,5 +1,5 @@
-# make packages   train public packages' modules by YAML alone, in an environment of their own; half
-#                 an hour on two cores. harness/tests/packages/README.md says what works.
+# make packages   train modules of public packages with YAML files alone, in a separate environment,
+#                 half an hour on two cores. harness/tests/packages/README.md lists them.
 PACKAGES_VENV ?= .venv-packages
 PACKAGES := harness/tests/packages/requirements.txt
 

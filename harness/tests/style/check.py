@@ -4,7 +4,7 @@
     python harness/tests/style/check.py FILE FOLDER  some of them
 
 ``phrases.csv`` holds the phrases, as regular expressions, and what to write instead. Also found:
-a sentence that begins with a relative clause in place of its subject. A line that ends with
+a sentence that begins with a relative clause in place of its subject. A line with a comment
 ``style: ignore`` is left out. The exit status is 1 if anything was found.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+IGNORE = "style: ignore"
 LEFT_OUT = ("CHANGELOG.md", "AGENTS.md", "phrases.csv", "LICENSE", "requirements.lock")
 BEGINNING = re.compile(r"(?:^|[.:;!?] )(?:What|Whoever|Whatever|Of|Where) [a-z`]")
 KINDS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", None))
@@ -47,10 +48,10 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def found(path: Path, phrases: Iterable[tuple[re.Pattern[str], str]]) -> Iterator[str]:
     """Yield a line for each phrase of a file that should be written otherwise."""
+    ignored = {n for n, line in enumerate(path.read_text().splitlines(), 1) if IGNORE in line}
     for start, text in texts(path):
-        lines = text.splitlines()
-        for number, line in enumerate(lines, start):
-            if "style: ignore" in line:
+        for number, line in enumerate(text.splitlines(), start):
+            if number in ignored:
                 continue
             plain = re.sub(r"`[^`]*`", "``", line.strip("# \"'rfRF"))  # without code
             for phrase, write in phrases:

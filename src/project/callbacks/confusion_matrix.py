@@ -1,4 +1,4 @@
-"""A picture of which classes the test mistakes for which."""
+"""A picture of the test's confusion matrix."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness import Picture
 
 
 class ConfusionMatrix(Picture):
-    """Show in TensorBoard which classes the test mistakes for which.
+    """Draw the test's confusion matrix in TensorBoard.
 
     It reads ``labels`` and ``logits`` from what ``test_step`` returns.
 
@@ -25,28 +25,28 @@ class ConfusionMatrix(Picture):
         self.num_classes = num_classes
 
     def reset(self) -> None:
-        """Start to count."""
+        """Set all counts to zero."""
         self.counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.long)
 
     def update(self, outputs: dict[str, Tensor], batch: Any) -> None:
-        """Count one batch, on the device: reading the counts would wait for it."""
+        """Add the counts of one batch, on the device, because a copy to the host synchronises."""
         counts = multiclass_confusion_matrix(outputs["logits"], outputs["labels"], self.num_classes)
         self.counts = self.counts.to(counts.device) + counts
 
     def kept(self) -> Tensor:
-        """Return the counts, shape (true class, predicted class)."""
+        """Return this rank's counts on the CPU, shape (true class, predicted class)."""
         return self.counts.cpu()
 
     def draw(self, parts: list[Tensor]) -> Figure:
-        """Draw the sum of the processes' counts."""
+        """Draw the sum of the ranks' counts."""
         counts = torch.stack(parts).sum(dim=0)
-        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+        fraction = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
         figure = Figure(figsize=(6, 5), layout="constrained")
         axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test confusion matrix")
-        image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
-        figure.colorbar(image, label="share of the true class")
+        image = axes.imshow(fraction.numpy(), cmap="Blues", vmin=0, vmax=1)
+        figure.colorbar(image, label="fraction of the true class")
         for row, column in counts.nonzero().tolist():
-            color = "white" if share[row, column] > 0.5 else "black"
+            color = "white" if fraction[row, column] > 0.5 else "black"
             text = str(int(counts[row, column]))
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
         return figure

@@ -1,7 +1,7 @@
 """Samples of arrays, in memory or mapped from files, read as whole batches.
 
-In: NumPy arrays of all samples, and the rows of a split. Out: batches of 32 bits. Next: the
-data modules beside this file make their splits of it.
+In: NumPy arrays of all samples, and the rows of a split. Out: float32 inputs, with targets. Next:
+the data modules beside this file make one data set per split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ from harness import BatchedDataset, uniform
 
 
 class ArrayDataset(BatchedDataset):
-    """Some rows of arrays.
+    """Selected rows of arrays as a data set.
 
     Args:
         inputs: shape (N, ...).
-        targets: classes or numbers, shape (N, ...); ``None`` leaves them out of the batches.
-        rows: positions of the samples, shape (n,); ``None`` takes all.
-        sample_columns: columns of prediction tables, each with a value for each of the samples.
+        targets: classes or numbers, shape (N, ...); with ``None`` a batch has inputs alone.
+        rows: indices of the selected rows, shape (n,); ``None`` selects all.
+        sample_columns: further columns of prediction tables, each with n values.
         augment: called with inputs (B, ...) and random numbers in [0, 1) of shape (B, num_draws).
-        num_draws: random numbers that a sample's augmentation takes.
-        seed: decides, with the epoch and the sample's index, which numbers these are.
+        num_draws: random numbers per sample for ``augment``.
+        seed: the random numbers depend on the seed, the epoch and the sample's index.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ArrayDataset(BatchedDataset):
         rows = self.rows[indices]
         inputs = torch.from_numpy(self.inputs.take(rows, axis=0).astype(np.float32, copy=False))
         if self.augment is not None:
-            # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
+            # They depend on (seed, epoch, sample) alone, not on the strategy or the worker.
             draws = uniform(self.seed, self.epoch_of(indices), indices, self.num_draws)
             inputs = self.augment(inputs, torch.from_numpy(draws))
         if self.targets is None:

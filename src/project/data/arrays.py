@@ -1,7 +1,4 @@
-"""Inputs and targets from NumPy's files.
-
-In: two ``.npy`` files, which are mapped and may be larger than memory. Out: batches of 32 bits.
-"""
+"""Inputs and targets from two ``.npy`` files, which are mapped and may be larger than memory."""
 
 import zlib
 from functools import cached_property
@@ -15,23 +12,30 @@ from project.data.array_dataset import ArrayDataset
 
 
 def read_array(key: str, path: str) -> NDArray[Any]:
-    """Map the array of a ``.npy`` file."""
+    """Map the array of a ``.npy`` file.
+
+    Args:
+        key: the key below ``data`` that names the file, for messages.
+        path: the file.
+    """
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"data.{key}={path} cannot be read as .npy: {error}") from error
     if array.dtype.kind not in "biuf":
-        raise UserError(f"data.{key}={path} has the type {array.dtype}, and not numbers.")
+        raise UserError(
+            f"data.{key}={path} has the type {array.dtype}.\nSave an array of numbers instead."
+        )
     return array
 
 
 class Arrays(SplitDataModule):
-    """Samples of two arrays; whole numbers as targets are classes from 0, others are numbers.
+    """Samples of two arrays. Integer targets are classes from 0, float targets are numbers.
 
     Args:
         inputs: a ``.npy`` file of shape (N, ...).
-        targets: likewise, shape (N,), or (N, K) for several numbers.
-        predict_inputs: new inputs; ``None`` predicts on those of the test.
+        targets: a ``.npy`` file of shape (N,), or (N, K) for K numbers per sample.
+        predict_inputs: a file of new inputs; ``None`` predicts on the test split.
         **kwargs: see ``SplitDataModule``.
     """
 
@@ -43,7 +47,7 @@ class Arrays(SplitDataModule):
 
     @cached_property
     def pair(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """All inputs and targets."""
+        """All inputs and targets, with int64 or float32 targets."""
         inputs = read_array("inputs", self.inputs_file)
         targets = read_array("targets", self.targets_file)
         is_classes = targets.dtype.kind != "f"
@@ -51,29 +55,30 @@ class Arrays(SplitDataModule):
         if not shapes_fit or (is_classes and (targets.ndim > 1 or targets.min(initial=0) < 0)):
             raise UserError(
                 f"data.inputs={self.inputs_file} has the shape {inputs.shape}, data.targets="
-                f"{self.targets_file} {targets.dtype} of shape {targets.shape}.\nThey must be "
-                "(N, ...), and whole numbers (N,) from 0 for classes, or float32 (N,) or (N, K)."
+                f"{self.targets_file} {targets.dtype} of shape {targets.shape}.\nInputs must be "
+                "(N, ...). Targets must be integers (N,) from 0 for classes, or float32 (N,) or "
+                "(N, K) for numbers."
             )
         return inputs, np.asarray(targets, np.int64 if is_classes else np.float32)
 
     @cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of the samples of each split."""
+        """Indices of the samples of each split."""
         _, targets = self.pair
         return self.split(len(targets), targets if targets.dtype.kind == "i" else None)
 
     @cached_property
     def checksum(self) -> int:
-        """Checksum of the targets that the splits are drawn from."""
+        """Checksum of the targets, to warn if the file has changed since training."""
         return zlib.crc32(np.ascontiguousarray(self.pair[1]).data)
 
     def infer_facts(self) -> dict[str, Any]:
-        """Return sizes, and the number of classes or the scale of numbers."""
+        """Return sizes, and the number of classes or mean and deviation of the targets."""
         inputs, targets = self.pair
         facts = {
             "in_features": int(np.prod(inputs.shape[1:])),
             "in_channels": inputs.shape[1],
-            "cardinalities": [],  # no column holds codes of categories
+            "cardinalities": [],  # no categorical columns
             "drawn_from": self.drawn_from(self.checksum),
         }
         if targets.dtype.kind == "i":

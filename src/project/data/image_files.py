@@ -1,6 +1,6 @@
-"""Image files: found below a folder, labelled by their folders, decoded into one array of bytes.
+"""Find image files, read their classes from their folders, decode them into one uint8 array.
 
-In: a folder. Out: names, classes, splits, and the array's folder in the cache. Next: images.py.
+In: a folder. Out: file names, classes, splits, and the array in the cache. Next: images.py.
 """
 
 import json
@@ -22,7 +22,12 @@ SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "
 
 
 def find_images(root: Path, key: str) -> list[str]:
-    """List the image files at any depth below a folder, as sorted paths relative to it."""
+    """List the image files at any depth below a folder, as sorted paths relative to it.
+
+    Args:
+        root: the folder.
+        key: the key that names the folder, for messages.
+    """
     names = list[str]()
     for folder, folders, files in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -35,46 +40,47 @@ def find_images(root: Path, key: str) -> list[str]:
 
 
 def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str], list[str]]:
-    """Read class and split of each file from its folders; files outside of them are left out.
+    """Read class and split of each file from its folders; leave out files without a class folder.
 
     Returns:
-        The files, the class of each, and its split, ``""`` where no folder names splits.
+        The files, the class of each, and the split of each; ``""`` if no folder names splits.
     """
     tops = {name.split("/")[0] for name in names if "/" in name}
     has_splits = any(top.lower() in SPLITS for top in tops)
     if others := sorted(top for top in tops if top.lower() not in SPLITS) if has_splits else []:
         raise UserError(
-            f"data.root={root} has folders of splits beside others: {', '.join(others[:5])}.\n"
-            "Move the others away, or give one of the folders as data.root."
+            f"data.root={root} has folders of splits and other folders: {', '.join(others[:5])}.\n"
+            "Move the other folders away, or set data.root to one of the folders."
         )
     depth = int(has_splits)  # of the folder that names the class
     parts = {name: name.split("/") for name in names if name.count("/") > depth}
     classes = [part[depth] for part in parts.values()]
     if not classes:
         raise UserError(
-            f"data.root={root} has images, and no folders that name their classes.\n"
-            f"Put the images of a class into a folder of its name: {root}/cat/{names[0]}"
+            f"data.root={root} has images, but no folders that name their classes.\n"
+            f"Put the images of a class into a folder with its name: {root}/cat/{names[0]}"
         )
     folders = {path.name for path in root.glob("*/*" if has_splits else "*") if path.is_dir()}
     if empty := sorted(f for f in folders - {*classes} if not f.startswith(".")):
         raise UserError(
-            f"data.root={root} has no images in {', '.join(empty[:5])}: fill or remove the folder."
+            f"data.root={root} has no images in {', '.join(empty[:5])}.\n"
+            "Add images, or remove the folder."
         )
     return [*parts], classes, [SPLITS[p[0].lower()] if has_splits else "" for p in parts.values()]
 
 
 def decode(path: Path, side: int) -> NDArray[np.uint8]:
-    """Read an image as a square: its shorter side is scaled to ``side``, the middle is kept.
+    """Read an image, scale its shorter side to ``side``, and crop the central square.
 
-    EXIF rotation is applied, transparency laid on white; of 16 bits the upper 8 count.
+    EXIF rotation is applied. Transparency becomes white. Images of 16 bits lose the lower 8 bits.
 
     Returns:
         Shape (side, side, 3).
     """
     with Image.open(path) as file:
-        file.draft("RGB", (side, side))  # a JPEG is decoded at 1/2, 1/4, 1/8 where that suffices
+        file.draft("RGB", (side, side))  # decodes a JPEG at 1/2, 1/4 or 1/8 if that is enough
         image: Image.Image = ImageOps.exif_transpose(file)
-        if image.mode.startswith("I"):  # Pillow would cut off what is above 255
+        if image.mode.startswith("I"):  # Pillow would clip values at 255
             image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -84,14 +90,14 @@ def decode(path: Path, side: int) -> NDArray[np.uint8]:
 
 
 def decode_all(root: Path, names: Sequence[str], side: int, folder: Path) -> None:
-    """Decode files into ``folder/pixels.npy``, (N, side, side, 3), in threads.
+    """Decode files in threads into ``folder/pixels.npy``, shape (N, side, side, 3).
 
-    ``unreadable.json`` has the reason for each file that could not be decoded; its pixels are 0.
+    ``folder/unreadable.json`` maps each file that cannot be decoded to the error; its pixels are 0.
     """
     folder.mkdir()
     path, shape = folder / "pixels.npy", (len(names), side, side, 3)
     pixels = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a crash below
+    if hasattr(os, "posix_fallocate"):  # raises an error on a full disk; a mapped write would crash
         with path.open("r+b") as opened:
             os.posix_fallocate(opened.fileno(), 0, path.stat().st_size)
     unreadable: dict[str, str] = {}
@@ -104,9 +110,9 @@ def decode_all(root: Path, names: Sequence[str], side: int, folder: Path) -> Non
 
     with (
         warnings.catch_warnings(),
-        ThreadPoolExecutor() as threads,
-    ):  # Pillow releases Python's lock
-        warnings.simplefilter("ignore")  # about damaged metadata beside the pixels
+        ThreadPoolExecutor() as threads,  # Pillow releases Python's lock
+    ):
+        warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
         rows = threads.map(decode_one, range(len(names)))
         for _ in track(rows, f"Decoding {len(names):,} images", len(names), transient=True):
             pass

@@ -1,8 +1,8 @@
 """Class folders of images: ``root/<class>/...`` or ``root/{train,val,test}/<class>/...``.
 
-In: image files. Each is decoded once, to a square in one array of bytes below ``cache_dir``, which
-every process maps. Out: batches of bytes, which become augmented, normalised images on the device
-that trains. What another data set needs otherwise, change here: this file is yours.
+In: image files. Each file is decoded once, to a square in one uint8 array below ``cache_dir``,
+which every process maps. Out: batches of uint8 images, which are augmented and normalised on the
+training device. This file is yours: change it for your data.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ from torch import Tensor
 from harness import BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.image_files import decode_all, find_images, read_folders
 
-VERSION = 1  # of what ``decode`` makes: raise it when you change that, and images are decoded again
-MARGIN = 8 / 7  # side of the decoded squares by ``size``: training crops need a margin
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained networks take
-GREY = (0.299, 0.587, 0.114)  # what each colour adds to the brightness
+VERSION = 1  # of the decoded images: if you change ``decode``, raise it to decode images again
+MARGIN = 8 / 7  # side of the decoded squares divided by ``size``, as margin for training crops
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, for pretrained networks
+GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in the brightness
 NUM_DRAWS = 8  # random numbers for each image: 4 for its crop, 1 for a flip, 3 for colours
 
 
 def augment(
     images: Tensor, draws: Tensor, size: int, *, scale: Sequence[float], flip: bool, jitter: float
 ) -> Tensor:
-    """Crop, mirror and recolour each image from its own random numbers.
+    """Crop, mirror and recolour each image with its own random numbers.
 
     Args:
         images: values in [0, 1], shape (B, 3, H, W).
         draws: numbers in [0, 1), shape (B, NUM_DRAWS).
-        size: of the squares to return.
-        scale: least and largest share of the area that a crop keeps.
-        flip: whether half of the images are mirrored.
-        jitter: most that brightness, contrast and saturation change by, as a share.
+        size: side of the returned squares, in pixels.
+        scale: smallest and largest fraction of the area that a crop keeps.
+        flip: whether to mirror half of the images.
+        jitter: largest relative change of brightness, contrast and saturation.
 
     Returns:
         Shape (B, 3, size, size).
@@ -51,7 +51,7 @@ def augment(
     ratio = torch.exp((2 * ratio - 1) * math.log(4 / 3) / 2)  # square root of width by height
     width, height = (area.sqrt() * ratio).clamp(max=1), (area.sqrt() / ratio).clamp(max=1)
     sign = torch.where(mirrored < 0.5, -1.0, 1.0) if flip else 1.0
-    # Affine maps from places in the result to places in the image, both from -1 to 1.
+    # Affine maps from coordinates of the result to coordinates of the image, both from -1 to 1.
     theta = draws.new_zeros(len(draws), 2, 3)
     theta[:, 0, 0], theta[:, 0, 2] = width * sign, (2 * x - 1) * (1 - width)
     theta[:, 1, 1], theta[:, 1, 2] = height, (2 * y - 1) * (1 - height)
@@ -66,31 +66,31 @@ def augment(
     return images
 
 
-@lru_cache  # a copy to a GPU makes the host wait: once for each device, not at each step
+@lru_cache  # a copy to a GPU synchronises: once per device instead of at each step
 @torch.inference_mode(False)
 def per_channel(values: Sequence[float], device: torch.device) -> Tensor:
-    """Return a number for each channel, shape (C, 1, 1)."""
+    """Return one value per channel as a tensor, shape (C, 1, 1)."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
 @lru_cache
 def map_pixels(path: Path) -> NDArray[np.uint8]:
-    """Map all images in this process; a plain array is read faster than NumPy's memmap."""
+    """Map all images in this process, as a plain array, which reads faster than np.memmap."""
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
 class ImageDataset(BatchedDataset):
     """Images with their classes, read as whole batches.
 
-    A batch is (images, labels), in training (images, labels, draws), without classes images alone:
-    uint8 images (B, side, side, 3), labels (B,), draws (B, NUM_DRAWS) below 2^31.
+    A batch is (images, labels), in training (images, labels, draws), and without labels the images
+    alone. Shapes: uint8 images (B, side, side, 3), labels (B,), draws (B, NUM_DRAWS) below 2^31.
 
     Args:
-        path: of a ``.npy`` file with all images; each process maps it for itself.
-        rows: positions in it, shape (N,).
-        labels: shape (N,), or ``None``.
+        path: a ``.npy`` file with all images; each process maps it.
+        rows: indices of the images in the file, shape (N,).
+        labels: classes, shape (N,), or ``None``.
         file_names: a column of prediction tables.
-        seed: decides, with the epoch and the image, the random numbers; ``None`` draws none.
+        seed: seed of the random numbers for augmentation; ``None`` draws none.
     """
 
     def __init__(
@@ -116,21 +116,21 @@ class ImageDataset(BatchedDataset):
         if self.seed is None:
             return images, labels
         draws = uniform(self.seed, self.epoch_of(indices), indices, NUM_DRAWS)
-        # As integers below 2^31, which no precision of a run rounds on the way to the device.
+        # As integers, because a run with low precision would round floats on the way to the device.
         return images, labels, torch.from_numpy((draws * 2.0**31).astype(np.int32))
 
 
 class Images(SplitDataModule):
-    """Class folders of images; what no folder splits is split by class.
+    """Class folders of images; splits without a folder are drawn, stratified by class.
 
     Args:
         root: the folder.
-        predict_root: images at any depth to predict on; ``None`` takes the test split.
-        size: side of the squares that the network sees, in pixels.
-        cache_dir: where decoded images are kept.
-        flip: whether half of the training images are mirrored.
-        crop_scale: least and largest share of the area that a training crop keeps.
-        color_jitter: most that brightness, contrast and saturation change by in training.
+        predict_root: a folder of images, at any depth, to predict on; ``None``: the test split.
+        size: side of the network's square inputs, in pixels.
+        cache_dir: folder for decoded images.
+        flip: whether to mirror half of the training images.
+        crop_scale: smallest and largest fraction of the area that a training crop keeps.
+        color_jitter: largest relative change of brightness, contrast and saturation in training.
         **kwargs: see ``SplitDataModule``.
     """
 
@@ -151,7 +151,7 @@ class Images(SplitDataModule):
         self.augmented = partial(augment, scale=crop_scale, flip=flip, jitter=color_jitter)
 
     def decoded(self, key: str, root: Path, names: Sequence[str]) -> tuple[Path, list[str]]:
-        """Decode files once; return the array's file, and the names of unreadable images."""
+        """Decode files once; return the array's file and the names of unreadable images."""
         status = [(s.st_size, s.st_mtime_ns) for s in (os.stat(root / name) for name in names)]
         settings = json.dumps([VERSION, self.side, [*names], status])
         name = f"{root.resolve().name}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
@@ -160,22 +160,27 @@ class Images(SplitDataModule):
         if unreadable:
             reasons = "; ".join(f"{file}: {why}" for file, why in [*unreadable.items()][:5])
             counts = f"{len(unreadable):,} of {len(names):,} files"
-            line = f"{key}={root}: {counts} cannot be read and are left out: {reasons}"
+            message = f"{key}={root}: {counts} cannot be read and are left out: {reasons}"
             if len(unreadable) == len(names):
-                raise UserError(line)
-            self.say(line)
+                raise UserError(message)
+            self.say(message)
         return folder / "pixels.npy", [*unreadable]
 
     @cached_property
     def found(self) -> dict[str, Any]:
-        """Files with their classes, the array of their pixels, and the rows of each split in it."""
+        """Files with their classes, the file of decoded images, and each split's rows in it."""
         names, classes, folders = read_folders(find_images(self.root, "data.root"), self.root)
         path, unreadable = self.decoded("data.root", self.root, names)
         splits = np.where(np.isin(names, unreadable), "unreadable", folders)
         rows = {name: np.flatnonzero(splits == name) for name in ("train", "val", "test")}
         if self.fold is not None and len(rows["test"]):
-            raise UserError(f"data.fold draws the test split, and {self.root} has a folder of it.")
-        drawn = np.flatnonzero(np.isin(splits, ("", "train")))  # what missing splits are drawn from
+            raise UserError(
+                f"data.fold={self.fold} draws the test split, but {self.root} has a test folder.\n"
+                "Leave out data.fold, or move the images of the test folder to train."
+            )
+        drawn = np.flatnonzero(
+            np.isin(splits, ("", "train"))
+        )  # missing splits are drawn from these
         missing = [name for name in ("val", "test") if not len(rows[name])]
         if len(drawn) and missing:
             class_names, codes = np.unique(np.array(classes)[drawn], return_inverse=True)
@@ -194,27 +199,31 @@ class Images(SplitDataModule):
         }
 
     def infer_facts(self) -> dict[str, Any]:
-        """Return the names of the classes, and sizes; all images are decoded on this occasion."""
+        """Decode all images, and return the names and the number of the classes."""
         names = np.unique(self.found["classes"][self.found["rows"]["train"]]).tolist()
         if len(names) < 2:
-            raise UserError(f"data.root={self.root}: two classes are needed, a folder for each.")
+            raise UserError(
+                f"data.root={self.root} has training images of {len(names)} class, but at least "
+                "two are needed.\nMake a folder of images for each class."
+            )
         for split in ("val", "test"):
-            self.labels(split, names)  # a class that training lacks is refused before it begins
+            self.labels(split, names)  # raises before training if training lacks a class
         facts = {"num_classes": len(names), "class_names": names, "in_channels": 3}
         return facts | {"drawn_from": self.drawn_from(self.found["checksum"])}
 
     def labels(self, split: str, class_names: list[str]) -> NDArray[np.int64]:
-        """Return the classes of a split, as positions in the sorted names that training knows."""
+        """Return the classes of a split, as indices into the sorted names of training classes."""
         classes: NDArray[np.str_] = self.found["classes"][self.found["rows"][split]]
         if unknown := sorted({*classes.tolist()} - {*class_names}):
             raise UserError(
                 f"data.root={self.root}: the {split} images have the classes "
-                f"{', '.join(unknown[:5])}, which training does not have."
+                f"{', '.join(unknown[:5])}, which the training images do not have.\n"
+                "Add training images of these classes, or remove their images."
             )
         return np.searchsorted(np.array(class_names), classes)
 
     def make_dataset(self, split: str) -> ImageDataset:
-        """Make the data set of a split; predictions are on the test split, or on a folder."""
+        """Make the data set of a split; predict.py reads ``predict_root`` or the test split."""
         if split == "predict" and self.predict_root is not None:
             root = Path(self.predict_root)
             files = find_images(root, "data.predict_root")
@@ -230,10 +239,10 @@ class Images(SplitDataModule):
         return ImageDataset(self.found["path"], rows, labels, names, seed)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Turn bytes into what the network sees, on its device.
+        """Crop or augment, and normalise uint8 images on the device.
 
         Returns:
-            Images (B, 3, size, size), normalised, with labels (B,) if there are any.
+            Images (B, 3, size, size), with labels (B,) if the batch has labels.
         """
         images, *others = batch if isinstance(batch, (tuple, list)) else (batch,)
         images = images.movedim(3, 1).float() / 255  # (B, 3, side, side)
@@ -244,7 +253,7 @@ class Images(SplitDataModule):
             images = images[:, :, low : low + self.size, low : low + self.size]
         mean, std = (per_channel(values, images.device) for values in (MEAN, STD))
         convert = self.trainer.precision_plugin.convert_input  # type: ignore[union-attr]
-        # Contiguous: with channels last, oneDNN's strided 1x1 convolutions of few channels write
-        # past their memory (oneDNN #6035).
+        # Contiguous, because with channels last oneDNN's strided 1x1 convolutions of few channels
+        # write past their memory (oneDNN #6035).
         images = convert((images - mean) / std).contiguous()
         return (images, *others[:1]) if others else images

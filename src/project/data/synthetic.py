@@ -1,4 +1,4 @@
-"""Images that are made in memory. Data of your own begins as a copy of this file."""
+"""Generated images. Copy this file to begin with your own data."""
 
 from functools import partial
 from typing import Any
@@ -25,16 +25,16 @@ def add_noise(images: Tensor, draws: Tensor, noise: float) -> Tensor:
 
 
 class Synthetic(DataModule):
-    """Blurred pictures of ten random shapes, made when they are needed: nothing to download.
+    """Blurred pictures of ten random shapes, generated in memory without a download.
 
     Args:
         num_train: training images.
         num_val: validation images.
-        num_test: test images; predictions are made on them as well.
-        num_classes: shapes, a class each.
+        num_test: test images, on which predict.py predicts as well.
+        num_classes: number of shapes; each is a class.
         blur: how much the images of one class differ; the task is harder with more.
-        noise: augmentation of the training images, per pixel.
-        data_seed: decides the images; independent of the run's seed, so that runs compare.
+        noise: each pixel of a training image changes by up to this much.
+        data_seed: seed of the images; independent of the run's seed, so that runs are comparable.
         **kwargs: see ``DataModule``.
     """
 
@@ -57,7 +57,7 @@ class Synthetic(DataModule):
         self.data_seed = data_seed
 
     def make_dataset(self, split: str) -> ArrayDataset:
-        """Make the images of one split. Data of your own is read here: files, a table, an API."""
+        """Generate the images of one split. Read your own data here: files, a table, an API."""
         split = "test" if split == "predict" else split
         shapes = np.random.default_rng(self.data_seed).random((self.num_classes, SIDE, SIDE))
         rng = np.random.default_rng([self.data_seed, 1 + list(self.sizes).index(split)])

@@ -1,6 +1,6 @@
-"""Columns of tables: read, told apart, and encoded as one matrix of numbers.
+"""Read tables, decide how to encode each column, and encode rows as one matrix of numbers.
 
-In: a file. Out: how each column becomes numbers, as plain values, and the matrix. Next: tables.py.
+In: a file. Out: the encoding of each column, as plain values, and the matrix. Next: tables.py.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,17 @@ def read_table(
     separator: str | None = None,
     allow_urls: bool = False,
 ) -> pl.DataFrame:
-    """Read a parquet file with its own types, or a CSV as texts without spaces around them.
+    """Read a parquet file with its types, or a CSV as stripped texts.
 
-    ``key`` is the setting that names the file, for messages; see ``Table`` for the others.
+    ``key`` is the key that names the file, for messages. See ``Table`` for the other arguments.
     """
     if "://" in path and not allow_urls:
-        raise UserError(
-            f"{key}={path} is no path. If you trust that address, type data.allow_urls=true."
-        )
+        raise UserError(f"{key}={path} is a URL. If you trust it, type data.allow_urls=true.")
     suffix = Path(path).suffix.lower()
     try:
         if suffix == ".parquet":
             return pl.read_parquet(path).with_columns(pl.selectors.float().fill_nan(None))
-        # As text: all rows decide what a column holds, and not the first ones.
+        # As text, because all rows decide the type of a column, not only the first ones.
         separator = separator or ("\t" if suffix == ".tsv" else ",")
         table = pl.read_csv(path, infer_schema=False, separator=separator)
     except OSError as error:
@@ -44,32 +42,37 @@ def read_table(
     except pl.exceptions.PolarsError as error:
         raise UserError(
             f"{key}={path} cannot be read: {str(error).splitlines()[0]}\n"
-            "If its values are not separated by commas, say by what: 'data.separator=\";\"'."
+            "If its values are not separated by commas, set the separator: 'data.separator=\";\"'."
         ) from error
     table = table.rename(str.strip)
     if "" in table.columns:
         raise UserError(
-            f"{key}={path} has a column without a name, as an index that pandas writes.\n"
-            "Name it in the file, or write the file without it (index=False)."
+            f"{key}={path} has a column without a name, such as the index that pandas writes.\n"
+            "Name the column in the file, or write the file without it (index=False)."
         )
     table = table.with_columns(pl.all().str.strip_chars().replace(["", *missing], None))
     return table.filter(~pl.all_horizontal(pl.all().is_null()))
 
 
 def select(table: pl.DataFrame, names: Sequence[str], source: str) -> pl.DataFrame:
-    """Select columns of a table, or say which are missing."""
+    """Select columns of a table.
+
+    Raises:
+        UserError: if columns are missing; names them and ``source``.
+    """
     if missing := [name for name in names if name not in table.columns]:
         raise UserError(
-            f"{source} has no column {', '.join(missing)}.\nIt has {', '.join(table.columns[:30])}."
+            f"{source} has no column {', '.join(missing)}.\n"
+            f"Choose from its columns: {', '.join(table.columns[:30])}."
         )
     return table.select(names)
 
 
 def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
-    """Return a column of numbers, truth values or dates (days since 1970); NaN is missing.
+    """Convert a column of numbers, truth values or dates (days since 1970) to floats.
 
     Returns:
-        ``None`` for a column of texts.
+        Shape (N,), with NaN for missing values; ``None`` for a column of texts.
     """
     numbers = column
     if column.dtype == pl.String:
@@ -87,12 +90,21 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
     if numbers.dtype in (pl.Categorical, pl.Enum):
         return None
     if not (numbers.dtype.is_numeric() or numbers.dtype in (pl.Boolean, pl.Null)):
-        raise UserError(f"column {column.name} holds {numbers.dtype}: data.ignore=[{column.name}].")
+        raise UserError(
+            f"Column {column.name} has the type {numbers.dtype}, which cannot become numbers.\n"
+            f"Leave it out: data.ignore=[{column.name}]."
+        )
     return numbers.cast(pl.Float64).to_numpy().astype(np.float64)
 
 
 def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool) -> dict[str, Any]:
-    """Learn from its training rows how a column becomes numbers, as plain values."""
+    """Decide from the training rows how to encode a column, and return that as plain values.
+
+    Args:
+        column: all rows of the column.
+        train: indices of the training rows.
+        is_category: whether to encode numbers as categories.
+    """
     name, values = column.name, None if is_category else as_numbers(column)
     if values is None:
         known = column.cast(pl.String)[train].drop_nulls().unique().sort()
@@ -100,7 +112,7 @@ def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool)
     values = values[train]
     is_missing = np.isnan(values)
     seen = values[~is_missing] if not is_missing.all() else np.zeros(1)
-    is_constant = seen.min() == seen.max()  # rounding errors of its sums would be blown up
+    is_constant = seen.min() == seen.max()  # a computed deviation would be a tiny rounding error
     return {
         "name": name,
         "mean": float(seen[0] if is_constant else seen.mean()),
@@ -112,10 +124,13 @@ def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool)
 def encode(
     table: pl.DataFrame, columns: Sequence[dict[str, Any]], source: str
 ) -> NDArray[np.float32]:
-    """Encode rows as one matrix (N, F), as ``learn_column`` has learnt each column.
+    """Encode rows as one matrix (N, F), with the results of ``learn_column``.
 
-    First numbers, scaled, 0 where one is missing; then marks for columns with missing numbers; then
-    codes of categories, from 1, 0 where one is missing or unknown.
+    The columns of the matrix are, in this order:
+
+    - standardised numbers, 0 for missing values;
+    - marks of missing values, 0 or 1, for each column that has some in the training rows;
+    - codes of categories from 1, 0 for missing or unknown values.
     """
     numbers, marks, codes = [], [], []
     features = select(table, [column["name"] for column in columns], source)
@@ -126,13 +141,16 @@ def encode(
                 known, range(1, len(known) + 1), default=0, return_dtype=pl.UInt32
             )
             if num := int(((code == 0) & series.is_not_null()).sum()):
-                unknown = "have values that training did not have, and count as missing"
-                SplitDataModule.say(f"column {series.name}: {num:,} rows {unknown}")
+                unknown = "have values that the training rows lack. They count as missing"
+                SplitDataModule.say(f"Column {series.name}: {num:,} rows {unknown}")
             codes.append(code.to_numpy())
             continue
         values = as_numbers(series)
         if values is None:
-            raise UserError(f"column {series.name} holds texts; in training it held numbers.")
+            raise UserError(
+                f"Column {series.name} of {source} has texts, but it had numbers in training.\n"
+                "Write numbers into this column."
+            )
         is_missing = np.isnan(values)
         numbers.append(np.where(is_missing, 0.0, (values - column["mean"]) / column["std"]))
         marks += [is_missing] if column["marks_missing"] else []

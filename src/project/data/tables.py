@@ -1,8 +1,8 @@
 """A CSV or parquet file with a column to predict from the others.
 
-In: a file. What its columns hold, their scales and their categories are learnt from the training
-rows by table_columns.py, and kept with the run: new rows are predicted without the training file.
-Out: matrices of 32 bits with their targets.
+In: a file. Out: float32 matrices with their targets. table_columns.py finds the types, scales and
+categories of the columns in the training rows. They are saved with the run, so that predictions on
+new rows do not need the training file.
 """
 
 import zlib
@@ -27,19 +27,19 @@ from project.data.table_columns import (
 
 
 class Table(SplitDataModule):
-    """Rows of a table as matrices (B, F) of 32 bits with their targets (B,).
+    """Rows of a table as float32 matrices (B, F) with their targets (B,).
 
     Args:
-        file: the table; ``None`` takes one of scikit-learn's, diabetes patients or tumours.
+        file: the table; ``None`` takes a table of scikit-learn, diabetes patients or tumours.
         target: the column to predict.
-        classes: whether it names classes; else it holds numbers, and keeps their units.
-        ignore: columns to leave out; tables of predictions have them.
-        categories: columns of numbers that are names, such as postal codes.
-        missing: texts of a CSV that stand for no value.
-        separator: of a CSV; ``None`` takes a comma, or in ``.tsv`` a tabulator.
-        test_file: rows of their own to test on; then all others of ``file`` are trained on.
-        predict_file: rows to predict on, without the target; ``None`` predicts on the test rows.
-        allow_urls: whether a file may be an address, which reading it asks for.
+        classes: whether the target column names classes; otherwise it has numbers.
+        ignore: columns that are no inputs; tables of predictions contain them.
+        categories: columns of numbers to treat as categories, such as postal codes.
+        missing: texts of a CSV that mean a missing value.
+        separator: separator of a CSV; ``None`` takes a comma, or a tab in ``.tsv``.
+        test_file: a table of test rows; then no row of ``file`` is a test row.
+        predict_file: rows to predict on, with or without the target; ``None``: the test rows.
+        allow_urls: whether a file may be a URL.
         **kwargs: see ``SplitDataModule``.
     """
 
@@ -67,7 +67,7 @@ class Table(SplitDataModule):
         self.allow_urls = allow_urls
 
     def read(self, key: str) -> pl.DataFrame:
-        """Read the file that a setting names."""
+        """Read the file that the key ``data.<key>`` names."""
         path = getattr(self, key)
         return read_table(f"data.{key}", path, self.missing, self.separator, self.allow_urls)
 
@@ -87,12 +87,12 @@ class Table(SplitDataModule):
         if num_missing := table[self.target].null_count():
             raise UserError(
                 f"data.target={self.target} has no value in {num_missing:,} of {table.height:,} "
-                "rows.\nLeave these rows out of the file."
+                "rows.\nRemove these rows from the file."
             )
         return table
 
     def encode_targets(self, column: pl.Series, class_names: Sequence[str] = ()) -> NDArray[Any]:
-        """Return the class of each row as a position in ``class_names``, or its number."""
+        """Return the target of each row: a number, or an index into ``class_names``."""
         if self.classes:
             codes = column.cast(pl.String).replace_strict(
                 class_names, range(len(class_names)), default=None, return_dtype=pl.Int64
@@ -100,7 +100,8 @@ class Table(SplitDataModule):
             if codes.null_count():
                 name = column.filter(codes.is_null())[0]
                 raise UserError(
-                    f"data.target={self.target} has the class {name!r}, new to the run."
+                    f"data.target={self.target} has the class {name!r}, which training lacked.\n"
+                    "Remove its rows, or train a new run with them."
                 )
             return codes.to_numpy()
         numbers = as_numbers(column)
@@ -108,26 +109,27 @@ class Table(SplitDataModule):
             texts = column.cast(pl.String).drop_nulls()
             text = texts.filter(texts.cast(pl.Float64, strict=False).is_null())[0]
             raise UserError(
-                f"data.target={self.target} holds texts such as {text!r}, and numbers are needed.\n"
+                f"data.target={self.target} has texts such as {text!r}, but numbers are needed.\n"
                 "For classes use experiment=table_classes, or data.classes=true with a classifier."
             )
         return numbers.astype(np.float32)
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes in the file, numbers by their values."""
+        """Names of the classes in the file; names that are integers are sorted by value."""
         targets = self.table[self.target].cast(pl.String)
         names = targets.unique().to_list() if self.classes else []
         if self.classes and not 2 <= len(names) <= max(2, len(targets) // 2):
             raise UserError(
-                f"data.target={self.target} has {len(names):,} values in {len(targets):,} "
-                "rows, which name no classes.\nFor numbers use experiment=table."
+                f"data.target={self.target} has {len(names):,} different values in "
+                f"{len(targets):,} rows, which cannot be classes.\n"
+                "For numbers use experiment=table."
             )
         return sorted(names, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n))
 
     @cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of the rows of each split."""
+        """Indices of the rows of each split."""
         targets = self.encode_targets(self.table[self.target], self.class_names)
         parts = self.split(len(targets), targets if self.classes else None, self.class_names)
         if self.test_file is not None:
@@ -136,14 +138,17 @@ class Table(SplitDataModule):
 
     @cached_property
     def checksum(self) -> int:
-        """Checksum of the targets that the splits are drawn from."""
+        """Checksum of the targets, to warn if the file has changed since training."""
         return zlib.crc32("\n".join(self.table[self.target].cast(pl.String)).encode())
 
     def infer_facts(self) -> dict[str, Any]:
-        """Return sizes, scales and categories of the training rows."""
+        """Return sizes, and the scales and categories of the training rows."""
         features, train = self.table.drop(self.target, *self.ignore), self.rows["train"]
         if not features.width:
-            raise UserError(f"data.file={self.file} has no column left to predict from.")
+            raise UserError(
+                f"data.file={self.file} has no input column beside data.target and data.ignore.\n"
+                "Remove columns from data.ignore."
+            )
         columns = [learn_column(c, train, c.name in self.categories) for c in features]
         sizes = [len(column["values"]) + 1 for column in columns if "values" in column]
         num_marks = sum(column.get("marks_missing", False) for column in columns)
@@ -171,7 +176,7 @@ class Table(SplitDataModule):
         return encode(self.table, self.facts["columns"], f"data.file={self.file}")
 
     def make_dataset(self, split: str) -> ArrayDataset:
-        """Make the data set of a split; predictions are on the test rows, or on a file."""
+        """Make the data set of a split; predict.py reads ``predict_file`` or the test rows."""
         is_new = split == "predict" and self.predict_file is not None
         if is_new or (split in ("test", "predict") and self.test_file is not None):
             key = "predict_file" if is_new else "test_file"

@@ -1,7 +1,7 @@
-"""A text as windows of tokens, each with the token that comes next at each place.
+"""A text as windows of tokens, with the next token as label of each token.
 
-In: a text file. Out: batches (inputs, labels), both (B, length). Labels of padding are -100, and it
-stands at the end, where a network that looks back alone never sees it.
+In: a text file. Out: batches (inputs, labels), both (B, length). Padding is at the end, where a
+causal network does not attend to it. Its labels are -100.
 """
 
 import random
@@ -18,14 +18,19 @@ from torch import Tensor
 from harness import BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.text_tokens import Tokenizer, encode_file
 
-IGNORED = -100  # the label that torch's losses leave out
+IGNORED = -100  # the label that torch's losses ignore
 NOUNS = ("cat", "dog", "horse", "bird", "farmer", "king")
 VERBS = ("see", "follow", "like", "hear", "know", "chase")
-NUMBERS = (("the", "", "s"), ("a", "", "s"), ("the", "s", ""), ("some", "s", ""))  # one or several
+NUMBERS = (
+    ("the", "", "s"),
+    ("a", "", "s"),
+    ("the", "s", ""),
+    ("some", "s", ""),
+)  # article, ending of the noun, ending of the verb
 
 
 def write_sentences(path: Path) -> None:
-    """Write sentences whose verbs agree with their subjects: ``the cats chase a king``."""
+    """Write 20,000 sentences whose verbs agree with their subjects: ``the cats chase a king``."""
     rng, lines = random.Random(0), list[str]()
     for _ in range(20_000):
         (article, plural, ending), (other, other_plural, _) = rng.choices(NUMBERS, k=2)
@@ -36,13 +41,13 @@ def write_sentences(path: Path) -> None:
 
 
 class CorpusWindows(BatchedDataset):
-    """A text cut into blocks: each of its tokens but the first is the label of one place.
+    """A text cut into windows; each token but the first is the label of the token before it.
 
     Args:
-        ids: of the text, (N,).
-        length: tokens of a window.
-        seed: with it the text is cut elsewhere in each epoch, and leaves out what is no whole
-            window at both ends; ``None`` cuts at the same places.
+        ids: token ids of the text, shape (N,).
+        length: tokens per window.
+        seed: cuts the text at other places in each epoch, and drops incomplete windows at both
+            ends. With ``None`` the places are fixed, and padding completes the last window.
     """
 
     def __init__(self, ids: NDArray[Any], length: int, seed: int | None = None) -> None:
@@ -65,14 +70,14 @@ class CorpusWindows(BatchedDataset):
 
 
 class LineWindows(BatchedDataset):
-    """A window for each line, which begins with ``end_id`` as input and ends with it as label.
+    """A window for each line; ``end_id`` is its first input and the label after its last token.
 
     Args:
-        ids: of all lines, (N,).
-        starts: where each line begins in them, (num_lines,).
-        sizes: tokens of each line, (num_lines,); longer lines than a window are cut.
-        length: tokens of a window.
-        end_id: stands before and after each line, and fills up a window.
+        ids: token ids of all lines, shape (N,).
+        starts: index of each line's first token in ``ids``, shape (num_lines,).
+        sizes: tokens of each line, shape (num_lines,); lines longer than a window are cut.
+        length: tokens per window.
+        end_id: the id before and after each line, and of padding.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class LineWindows(BatchedDataset):
         is_text = places < sizes  # (B, length)
         labels = np.where(places == sizes, self.end_id, IGNORED)
         labels[is_text] = self.ids[(starts + places)[is_text]]
-        inputs = np.roll(labels, 1, axis=1)  # the input is the label before
+        inputs = np.roll(labels, 1, axis=1)  # each input is the label before it
         inputs[:, 0] = self.end_id
         inputs[inputs == IGNORED] = self.end_id
         return torch.from_numpy(inputs), torch.from_numpy(labels)
@@ -106,16 +111,17 @@ class Text(SplitDataModule):
     """A text file as windows of tokens.
 
     Args:
-        file: the text; ``None`` makes 20,000 short sentences.
-        unit: ``"corpus"`` cuts one long text into windows, and into splits one behind the other;
-            ``"lines"`` makes a window of each line that is not empty, and draws the splits.
-        length: tokens of a window.
+        file: the text; ``None`` generates 20,000 short sentences.
+        unit: ``"corpus"``: windows of one long text, whose beginning is for training, the middle
+            for validation and the end for the test. ``"lines"``: a window for each line that is
+            not empty, with random splits.
+        length: tokens per window.
         tokenizer: ``"bytes"``, or the path of a ``tokenizer.json``.
-        val_file: a text of its own to validate on; then nothing of ``file`` is.
-        test_file: a text of its own to test on.
+        val_file: a text to validate on; ``None`` takes a fraction of ``file``.
+        test_file: a text to test on; ``None`` takes a fraction of ``file``.
         predict_file: lines to predict on; ``None`` predicts on the test split.
         cache_dir: folder for the tokens.
-        **kwargs: see ``SplitDataModule``; with ``augment`` a corpus is cut elsewhere in each epoch.
+        **kwargs: see ``SplitDataModule``. ``augment`` cuts a corpus at other places in each epoch.
     """
 
     def __init__(
@@ -142,35 +148,35 @@ class Text(SplitDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the training has learnt with."""
+        """The tokenizer of the training."""
         return Tokenizer(self.facts["tokenizer"])
 
     def tokens(self, key: str, by_line: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the ids of a text, and where its lines end."""
+        """Return the token ids of a text, and the index after each line's last token."""
         return encode_file(key, Path(self.files[key]), self.tokenizer, by_line, self.cache_dir)
 
     def corpus_windows(self, key: str, split: str) -> CorpusWindows:
-        """Cut a text, or the part of ``file`` that is the split's, into windows."""
+        """Cut a text, or the split's part of ``file``, into windows."""
         ids, _ = self.tokens(key, by_line=False)
         if key == "file":
             val, test = (
-                0 if self.files[f"{name}_file"] else share
-                for name, share in (("val", self.val_fraction), ("test", self.test_fraction))
+                0 if self.files[f"{name}_file"] else fraction
+                for name, fraction in (("val", self.val_fraction), ("test", self.test_fraction))
             )
-            first, second = (round(len(ids) * share) for share in (1 - test - val, 1 - test))
+            first, second = (round(len(ids) * end) for end in (1 - test - val, 1 - test))
             ids = {"train": ids[:first], "val": ids[first:second], "test": ids[second:]}[split]
         needed = 2 * self.length + 1 if split == "train" else 2
         if len(ids) < needed:
             raise UserError(
-                f"data.{key}={self.files[key]} has {len(ids)} tokens for {split}, which needs "
-                f"{needed}.\nGive more text, or a smaller data.length."
+                f"data.{key}={self.files[key]} has {len(ids)} tokens for {split}, but data.length="
+                f"{self.length} needs {needed}.\nUse a longer text, or a smaller data.length."
             )
         is_moved = split == "train" and self.augment
         return CorpusWindows(ids, self.length, self.seed if is_moved else None)
 
     @cached_property
     def line_parts(self) -> dict[str, NDArray[np.int64]]:
-        """Positions of each split among the lines of ``file`` that are not empty."""
+        """Indices of each split's lines among the lines of ``file`` that are not empty."""
         _, ends = self.tokens("file", by_line=True)
         parts = self.split(int(np.count_nonzero(np.diff(ends, prepend=0))))
         unused = [parts[name] for name in ("val", "test") if self.files[f"{name}_file"]]
@@ -178,7 +184,7 @@ class Text(SplitDataModule):
         return parts
 
     def line_windows(self, key: str, split: str) -> LineWindows:
-        """Make a window of each line of a text, or of those lines of ``file`` in the split."""
+        """Make a window of each line of a text, or of each line of ``file`` in the split."""
         ids, ends = self.tokens(key, by_line=True)
         sizes = np.diff(ends, prepend=0)
         lines = np.arange(len(ends)) if split == "predict" else np.flatnonzero(sizes)
@@ -195,12 +201,12 @@ class Text(SplitDataModule):
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of the text that the splits are drawn from."""
+        """Checksum of the text, to warn if the file has changed since training."""
         ids, _ = self.tokens("file", self.unit == "lines")
         return f"{len(ids)}-{zlib.crc32(ids.data)}"
 
     def infer_facts(self) -> dict[str, Any]:
-        """Return the tokenizer and its sizes; all text is encoded, so mistakes show at once."""
+        """Encode all texts, so that errors show before training; return the tokenizer and sizes."""
         self.tokenizer = tokenizer = Tokenizer.read(self.tokenizer_name)
         for split in ("train", "val", "test"):
             self.windows(split)
@@ -218,18 +224,20 @@ class Text(SplitDataModule):
         }
 
     def make_dataset(self, split: str) -> CorpusWindows | LineWindows:
-        """Make the windows of a split; predictions are on the test split, or on lines of a file."""
+        """Make the windows of a split; predict.py reads ``predict_file`` or the test split."""
         if split == "predict" and not self.files["predict_file"]:
             split = "test"
         if split == "test" and not self.files["test_file"]:
             self.warn_if_changed(self.checksum)
         windows = self.windows(split)
         if isinstance(windows, LineWindows) and (num := (windows.sizes > self.length).sum()):
-            self.say(f"{split}: {num:,} lines are longer than data.length, and are cut")
+            self.say(
+                f"{split}: {num:,} lines are longer than data.length={self.length} and are cut"
+            )
         return windows
 
     def prompt(self, text: str) -> list[int]:
-        """Return the ids of a text to go on with; a line begins with the token that ends one."""
+        """Return the token ids of a text to continue; lines begin with ``end_id``."""
         is_lines = self.unit == "lines"
         ids = self.tokenizer.encode([text if is_lines or text else "\n"])[0].tolist()
         return [self.tokenizer.end_id, *ids] if is_lines else [*ids]

@@ -1,6 +1,6 @@
-"""Texts as token ids: bytes, which need no library, or a ``tokenizer.json`` of ``tokenizers``.
+"""Encode texts as token ids: bytes, or the tokens of a ``tokenizer.json`` of ``tokenizers``.
 
-In: a text file. Out: its ids, encoded once into a cache and mapped. Next: text.py.
+In: a text file. Out: its token ids, encoded once into a cache and mapped. Next: text.py.
 """
 
 import hashlib
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 
 from harness import UserError, cached
 
-MEGABYTE = 2**20  # of text that is encoded at once
+MEGABYTE = 2**20  # of text to encode at once
 
 
 class Tokenizer:
     """Encode and decode texts.
 
     Args:
-        text: what a ``tokenizer.json`` holds; ``None`` makes each byte a token.
+        text: the content of a ``tokenizer.json``; ``None`` makes each byte a token.
 
     Attributes:
-        end_id: begins, ends and pads a text: the id behind those of the tokens.
+        end_id: an id after all tokens; begins, ends and pads a text.
         vocab_size: ids are from 0 to ``vocab_size - 1``.
     """
 
     def __init__(self, text: str | None = None) -> None:
         self.text, self.library, self.end_id = text, None, 256
         if text is not None:
-            # It starts threads, and warns of the forks that come afterwards, which do not use it.
+            # The package starts threads, and would warn of later forks, which do not use it.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
             import tokenizers
 
@@ -49,9 +49,9 @@ class Tokenizer:
             return cls(None if name == "bytes" else Path(name).read_text(encoding="utf-8"))
         except ImportError as error:
             raise UserError(
-                f"data.tokenizer={name} needs the library tokenizers: pip install -e .[text]"
+                f"data.tokenizer={name} needs the package tokenizers: pip install -e .[text]"
             ) from error
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # tokenizers raises no narrower class
             raise UserError(f"data.tokenizer={name} is no tokenizer.json: {error}") from error
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -62,7 +62,7 @@ class Tokenizer:
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids, up to the one that ends a text."""
+        """Decode ids up to the first ``end_id``."""
         ids = list(ids)
         ids = ids[: ids.index(self.end_id)] if self.end_id in ids else ids
         if self.library is None:
@@ -74,12 +74,13 @@ class Tokenizer:
 def encode_file(
     key: str, path: Path, tokenizer: Tokenizer, by_line: bool, cache_dir: Path
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Encode a text file in UTF-8 once; later calls map what is in the cache.
+    """Encode a text file in UTF-8 once; later calls map the cached ids.
 
-    ``key`` is the setting that names the file, for messages. Lines are encoded without their ends.
+    ``key`` is the key below ``data`` that names the file, for messages. With ``by_line`` each line
+    is encoded without its line break, otherwise each megabyte of text.
 
     Returns:
-        All ids, and where each line, or piece, ends in them.
+        All token ids, and the index after the last token of each line or megabyte.
     """
 
     def write(folder: Path) -> None:
@@ -106,8 +107,10 @@ def encode_file(
     except OSError as error:
         raise UserError(f"data.{key}={path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"data.{key}={path} is no text in UTF-8: {error.reason}.") from error
+        raise UserError(
+            f"data.{key}={path} is no text in UTF-8: {error.reason}.\nConvert the file to UTF-8."
+        ) from error
     ids, ends = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("ids", "ends"))
     if not len(ids):
-        raise UserError(f"data.{key}={path} is empty.")
+        raise UserError(f"data.{key}={path} is empty. Name a file with text: data.{key}=<file>")
     return np.asarray(ids), np.asarray(ends)

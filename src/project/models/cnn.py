@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class CNN(nn.Module):
     """A small convolutional network: 3x3 convolutions, each level at half the resolution.
 
-    It normalises over 8 groups of channels (Wu and He, "Group Normalization", ECCV 2018), not
-    over the batch, so that its training does not depend on how a batch is split between devices.
+    It normalises over 8 groups of channels (Wu and He, "Group Normalization", ECCV 2018) instead of
+    the batch. Training then does not depend on how devices split a batch.
 
     Args:
         in_channels: channels of the images.

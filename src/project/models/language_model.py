@@ -1,4 +1,4 @@
-"""Training of language models: the loss of the next token, its scores, and how texts go on."""
+"""Train language models: the loss of the next token, its metrics, and continuation of texts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,15 +18,16 @@ IGNORED = -100  # the label of padding
 class LanguageModel(pl.LightningModule):
     """Train a network to predict the next token of a text.
 
-    Losses are means over tokens, in nats. A batch has inputs and labels of shape (B, T), of which
-    a label of -100 counts nowhere.
+    Losses are means over tokens, in nats. A batch has inputs and labels of shape (B, T). Labels of
+    -100 are ignored.
 
     Args:
-        net: maps tokens (B, T) to logits (B, T, vocab_size), each of what comes next.
-        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+        net: maps tokens (B, T) to logits (B, T, vocab_size) of each next token.
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: see
             ``harness.build_optimizers``.
-        bytes_per_token: how much text a token is; with it models of other tokens compare.
-        num_continued: tokens by which a prediction continues each text; 0 only scores it.
+        bytes_per_token: mean number of bytes of a token. With it, evaluations log bits_per_byte,
+            which compares models with different tokenizers. ``None`` logs none.
+        num_continued: number of tokens by which predictions continue each text; 0 for none.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class LanguageModel(pl.LightningModule):
         num_continued: int = 0,
     ) -> None:
         super().__init__()
-        # Only plain values: a checkpoint must load where this code does not exist.
+        # Only plain values, so that a checkpoint loads without this code.
         self.save_hyperparameters("bytes_per_token")
         self.net = net
         self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
@@ -66,29 +67,29 @@ class LanguageModel(pl.LightningModule):
         loss = mean_over(loss, num_tokens)
         self.train_loss.update(loss.detach(), num_tokens)
         if is_logged(self, batch_idx):
-            # The mean since the last time, over the tokens of all processes.
+            # The mean over the tokens of all ranks since the last logged step.
             self.log("train/loss", self.train_loss.compute(), prog_bar=True)
             self.train_loss.reset()
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count one batch."""
+        """Update the mean loss with one batch."""
         self.val_loss.update(*self.mean_loss(batch))
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Count one batch."""
+        """Update the mean loss with one batch."""
         self.test_loss.update(*self.mean_loss(batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the scores over all tokens of all processes."""
-        self._log_scores("val", self.val_loss)
+        """Log loss, perplexity and bits per byte over all tokens of all ranks."""
+        self._log_metrics("val", self.val_loss)
 
     def on_test_epoch_end(self) -> None:
-        """Log the scores over all tokens of all processes."""
-        self._log_scores("test", self.test_loss)
+        """Log loss, perplexity and bits per byte over all tokens of all ranks."""
+        self._log_metrics("test", self.test_loss)
 
-    def _log_scores(self, split: str, mean_loss: Mean) -> None:
-        loss = mean_loss.compute()  # of all processes
+    def _log_metrics(self, split: str, mean_loss: Mean) -> None:
+        loss = mean_loss.compute()  # over all ranks
         self.log(f"{split}/loss", loss, prog_bar=True)
         self.log(f"{split}/perplexity", loss.exp())
         if self.bytes_per_token is not None:
@@ -96,7 +97,7 @@ class LanguageModel(pl.LightningModule):
         mean_loss.reset()
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
-        """Return columns of a table with one row per text, and how it may go on."""
+        """Return columns of a table with one row per text: loss, perplexity, continuation."""
         tokens, labels = batch
         losses = token_losses(self(tokens), labels)  # (B, T)
         num_tokens = (labels != IGNORED).sum(dim=1)
@@ -104,19 +105,19 @@ class LanguageModel(pl.LightningModule):
         columns: dict[str, Any] = {"tokens": num_tokens, "loss": loss, "perplexity": loss.exp()}
         if self.num_continued:
             data = self.trainer.datamodule  # type: ignore[attr-defined]
-            # A text without the label that ends it.
+            # The inputs of a text are the token before it and its tokens, as many as its labels.
             lengths = num_tokens.clamp(max=tokens.shape[1])
-            found = continue_texts(self.net, tokens, lengths, self.num_continued)
-            columns["continuation"] = [data.tokenizer.decode(ids) for ids in found.tolist()]
+            continued = continue_texts(self.net, tokens, lengths, self.num_continued)
+            columns["continuation"] = [data.tokenizer.decode(ids) for ids in continued.tolist()]
         return columns
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and the scheduler from what the configuration gave."""
+        """Build the optimizer and the scheduler that the config sets."""
         return build_optimizers(self, *self.training_plan, groups=self.groups)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each token, shape (B, T), and 0 where the label is ignored."""
+    """Return the loss of each token, shape (B, T); 0 for ignored labels."""
     losses = F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
@@ -132,30 +133,30 @@ def continue_texts(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continue texts by what a network predicts, one token after another.
+    """Continue texts with the tokens that a network predicts, one after another.
 
     Args:
         net: maps tokens (B, T) to logits (B, T, vocab_size).
         tokens: windows whose rows begin with a text, shape (B, T).
-        lengths: tokens of each text, from 1 to T, shape (B,).
-        num_tokens: how many are added; a full window leaves out its first ones.
-        temperature: 0 takes the likeliest; 1 draws as the network says.
-        generator: draws, on the CPU.
+        lengths: number of tokens of each text, from 1 to T, shape (B,).
+        num_tokens: number of tokens to add; a full window drops its first token for each.
+        temperature: 0 takes the most likely token; 1 samples from the network's distribution.
+        generator: random generator on the CPU.
 
     Returns:
-        Shape (B, num_tokens).
+        The added tokens, shape (B, num_tokens).
     """
-    rows, found = torch.arange(len(tokens), device=tokens.device), []
+    rows, added = torch.arange(len(tokens), device=tokens.device), []
     for _ in range(num_tokens):
         logits = net(tokens)[rows, lengths - 1].float()  # (B, vocab_size)
         if temperature:
-            shares = (logits / temperature).softmax(dim=1).cpu()
-            drawn = torch.multinomial(shares, 1, generator=generator)[:, 0].to(tokens.device)
+            probabilities = (logits / temperature).softmax(dim=1).cpu()
+            drawn = torch.multinomial(probabilities, 1, generator=generator)[:, 0].to(tokens.device)
         else:
             drawn = logits.argmax(dim=1)
         is_full = lengths == tokens.shape[1]
         tokens = torch.where(is_full[:, None], tokens.roll(-1, dims=1), tokens)
         lengths = torch.where(is_full, lengths, lengths + 1)
         tokens = tokens.index_put((rows, lengths - 1), drawn)
-        found.append(drawn)
-    return torch.stack(found, dim=1)
+        added.append(drawn)
+    return torch.stack(added, dim=1)

@@ -1,4 +1,4 @@
-"""The baseline of all networks."""
+"""The baseline network."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ class MLP(nn.Module):
     """A fully connected network.
 
     Args:
-        in_features: numbers per sample; inputs of any shape are flattened to it.
+        in_features: numbers per sample; inputs of any shape are flattened.
         hidden: widths of the hidden layers.
         num_classes: width of the output.
         dropout: probability that a hidden activation is zeroed in training.

@@ -1,4 +1,4 @@
-"""Training of regressors: any loss between numbers, which are scaled and have units outside."""
+"""Train regressors: the network learns standardised targets, and predicts in their units."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -15,13 +15,13 @@ from harness import build_optimizers
 class Regressor(pl.LightningModule):
     """Train any network that maps a batch to numbers.
 
-    The network learns targets of mean 0 and deviation 1, if the facts of the training data have a
-    ``target_mean`` and a ``target_std``. Metrics and predictions have the targets' units.
+    If the facts of the data set have ``target_mean`` and ``target_std``, the network learns targets
+    of mean 0 and standard deviation 1. Metrics and predictions have the targets' units.
 
     Args:
         net: maps inputs of shape (B, ...) to numbers, in the shape of the targets or (B, 1).
-        loss: compares numbers and targets, for example ``torch.nn.HuberLoss()``.
-        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+        loss: called with the network's numbers and scaled targets; ``torch.nn.HuberLoss()``.
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: see
             ``harness.build_optimizers``.
     """
 
@@ -42,7 +42,7 @@ class Regressor(pl.LightningModule):
         self.net, self.loss = net, loss
         self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
         self.groups = groups
-        # Buffers are part of a checkpoint: predictions need no training data.
+        # Buffers are saved in checkpoints, so that predictions need no training data.
         self.register_buffer("target_mean", torch.tensor(0.0))
         self.register_buffer("target_std", torch.tensor(1.0))
         metrics = MetricCollection({"mse": MeanSquaredError(), "mae": MeanAbsoluteError()})
@@ -50,7 +50,7 @@ class Regressor(pl.LightningModule):
         self.test_metrics = metrics.clone(prefix="test/")
 
     def on_fit_start(self) -> None:
-        """Take the targets' scale from the data."""
+        """Read mean and standard deviation of the targets from the facts of the data set."""
         facts = getattr(self.trainer.datamodule, "facts", {})  # type: ignore[attr-defined]
         self.target_mean.fill_(facts.get("target_mean", 0.0))
         self.target_std.fill_(facts.get("target_std", 1.0))
@@ -65,7 +65,7 @@ class Regressor(pl.LightningModule):
         return numbers * self.target_std + self.target_mean
 
     def exported(self, x: Tensor) -> Tensor:
-        """Return what files of scripts/export.py compute: numbers in the targets' units."""
+        """Return predictions in the targets' units; scripts/export.py exports this method."""
         return self.in_units(self(x))
 
     def scaled_loss(self, numbers: Tensor, targets: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ class Regressor(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Count one batch; the outputs are for callbacks."""
+        """Update the metrics with one batch, and return its outputs for callbacks."""
         return self._evaluate(batch, "val", self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Count one batch; the outputs are for callbacks."""
+        """Update the metrics with one batch, and return its outputs for callbacks."""
         return self._evaluate(batch, "test", self.test_metrics)
 
     def _evaluate(
@@ -101,11 +101,11 @@ class Regressor(pl.LightningModule):
         return {"inputs": inputs, "targets": targets, "predictions": predictions}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return columns of a table with one row per sample; new data has no targets."""
+        """Return columns of a table with one row per sample; without targets, no target column."""
         inputs, *targets = batch if isinstance(batch, (tuple, list)) else (batch,)
         columns = {"target": targets[0]} if targets else {}
         return columns | {"prediction": self.in_units(self(inputs))}
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and the scheduler from what the configuration gave."""
+        """Build the optimizer and the scheduler that the config sets."""
         return build_optimizers(self, *self.training_plan, groups=self.groups)

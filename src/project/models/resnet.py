@@ -19,19 +19,19 @@ class ResNet(nn.Module):
 
     Weights of torchvision's ``resnet18`` (``layers=[2,2,2,2]``), ``resnet34`` (``[3,4,6,3]``) and
     ``resnet50`` (``[3,4,6,3]`` with ``block="bottleneck"``) load with ``norm="batch"``. By default
-    it normalises over groups of channels instead (Wu and He, "Group Normalization", ECCV 2018), so
-    that its training does not depend on how a batch is split between devices.
+    the network normalises over groups of channels (Wu and He, "Group Normalization", ECCV 2018).
+    Training then does not depend on how devices split a batch.
 
     Args:
         num_classes: width of the output.
         in_channels: channels of the images.
         layers: blocks of each of the four stages.
-        block: ``"basic"`` has two 3x3 convolutions, ``"bottleneck"`` one between two of 1x1.
+        block: ``"basic"``: two 3x3 convolutions; ``"bottleneck"``: 1x1, 3x3 and 1x1.
         norm: ``"group"`` or ``"batch"``.
         width: channels of the first stage, a power of 2 or a multiple of 32; each later one has
             twice as many.
-        stem: ``"image"`` halves the resolution twice before the first stage, ``"small"``, for
-            images below some 64 pixels, leaves it.
+        stem: ``"image"`` halves the resolution twice before the first stage; ``"small"`` keeps it,
+            for images below about 64 pixels.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        # With fewer channels than 16, oneDNN writes past its memory in the shortcuts' backward pass
-        # on a CPU (its issue #6035).
-        if width >= 16:  # channels together in memory, which convolutions are faster with
+        # Convolutions are faster with channels_last. Below 16 channels, oneDNN writes past its
+        # memory in the shortcuts' backward pass on a CPU (its issue #6035).
+        if width >= 16:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions beside a shortcut, which it begins as (Goyal et al. 2017).
+    """Convolutions beside a shortcut; initialised as the shortcut alone (Goyal et al. 2017).
 
     Args:
-        in_channels: channels that come in.
-        channels: of each convolution; four times as many come out of a bottleneck.
+        in_channels: channels of the input.
+        channels: channels of each convolution; a bottleneck's output has four times as many.
         stride: 2 halves the resolution.
-        norm: makes the normalisation of so many channels.
+        norm: called with the number of channels, returns a normalisation layer.
         is_bottleneck: convolutions of 1x1, 3x3 and 1x1; else two of 3x3.
     """
 
@@ -104,7 +104,7 @@ class Block(nn.Module):
         self.out_channels = channels * (4 if is_bottleneck else 1)
         widths = [in_channels, *[channels] * (len(kernels) - 1), self.out_channels]
         for i, kernel in enumerate(kernels):
-            step = stride if i == len(kernels) - 2 else 1  # of the 3x3 that may halve
+            step = stride if i == len(kernels) - 2 else 1  # the last 3x3 halves
             convolution = nn.Conv2d(widths[i], widths[i + 1], kernel, step, kernel // 2, bias=False)
             self.add_module(f"conv{i + 1}", convolution)
             self.add_module(f"bn{i + 1}", norm(widths[i + 1]))

@@ -1,4 +1,4 @@
-"""A network on numbers and categories."""
+"""A fully connected network on numerical and categorical columns."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from project.models.mlp import MLP
 
 
 class TableMLP(nn.Module):
-    """A fully connected network on numbers, and on categories that become learnt vectors.
+    """A fully connected network on numbers and on embeddings of categories.
 
-    A category of n values has a vector of ``min(50, round(1.6 * n ** 0.56))`` numbers, which is the
+    The embedding of a column with n values has ``min(50, round(1.6 * n ** 0.56))`` numbers, by the
     rule of fastai (Howard and Gugger, "fastai: A Layered API for Deep Learning", 2020).
 
     Args:
-        in_features: columns of the input; the last ones are codes of categories.
-        cardinalities: codes of each category, 0 among them; empty where all are numbers.
+        in_features: columns of the input; the last columns hold codes of categories.
+        cardinalities: number of codes of each categorical column, with code 0; may be empty.
         hidden: widths of the hidden layers.
         num_classes: width of the output; 1 for a number.
         dropout: probability that a hidden activation is zeroed in training.
@@ -42,14 +42,15 @@ class TableMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map numbers and codes (B, in_features) to (B, num_classes).
 
-        Without categories, inputs of any shape are flattened.
+        Without categorical columns, inputs of any shape are flattened.
         """
         if not self.embeddings:
             x = x.flatten(1)
         elif self.largest_code * torch.finfo(x.dtype).eps > 1:
             raise UserError(
-                f"{x.dtype} cannot tell categories up to {self.largest_code} apart.\n"
-                "Use trainer.precision=bf16-mixed or 16-mixed, which keep inputs as they are."
+                f"Inputs in {x.dtype} round the codes of categories, which go up to "
+                f"{self.largest_code}.\n"
+                "Use trainer.precision=bf16-mixed or 16-mixed, which keep inputs in float32."
             )
         numbers, codes = x[:, : self.num_numbers], x[:, self.num_numbers :].long()
         vectors = [table(codes[:, i]) for i, table in enumerate(self.embeddings)]

@@ -6,18 +6,18 @@ from torch import Tensor, nn
 
 
 class Transformer(nn.Module):
-    """A decoder-only transformer, in which each token looks back alone.
+    """A decoder-only transformer, in which each token attends only to earlier tokens.
 
-    Layers begin with a norm, positions are rotary (Su et al., "RoFormer", 2021), and one matrix
-    embeds the tokens and reads them out. Padding behind a text needs no mask: nothing looks at it.
+    It has pre-norm layers and rotary positions (Su et al., "RoFormer", 2021), and ties the input
+    and output embeddings. Padding after a text needs no mask, because no token attends to it.
 
     Args:
         vocab_size: tokens are from 0 to ``vocab_size - 1``.
-        length: the most tokens of an input.
+        length: largest number of tokens of an input.
         width: numbers per token; a multiple of ``2 * num_heads``.
         num_layers: layers of attention and of a fully connected network.
-        num_heads: heads of attention.
-        dropout: probability that a number is zeroed in training.
+        num_heads: attention heads.
+        dropout: probability that an activation is zeroed in training.
     """
 
     rotation: Tensor
@@ -39,15 +39,15 @@ class Transformer(nn.Module):
         angles = torch.outer(
             torch.arange(length), 10_000.0 ** -torch.linspace(0, 1, width // num_heads // 2)
         )
-        # Computed, and so no part of a checkpoint.
+        # Not saved in checkpoints, because it is computed from the arguments.
         self.register_buffer("rotation", torch.stack([angles.cos(), angles.sin()]), False)
         for name, weight in self.named_parameters():
-            if weight.ndim == 2:  # GPT-2's: what is added to the residual stream shrinks with depth
+            if weight.ndim == 2:  # as in GPT-2: smaller for layers that add to the residual stream
                 depth = 2 * num_layers if name.endswith("out.weight") else 1
                 nn.init.normal_(weight, std=0.02 / depth**0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens (B, T) to logits (B, T, vocab_size) of the token that comes next."""
+        """Map tokens (B, T) to logits (B, T, vocab_size) of each next token."""
         rotation = self.rotation[:, : tokens.shape[1]]
         x = self.dropout(self.embedding(tokens))  # (B, T, width)
         for layer in self.layers:
@@ -90,7 +90,7 @@ class Layer(nn.Module):
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn pairs of numbers by angles that grow with the position.
+    """Rotate pairs of numbers by angles that grow with the position.
 
     Args:
         x: shape (..., T, D).

@@ -1,4 +1,4 @@
-"""Images that are made in memory: what the library's tests need of a project."""
+"""Generated images, for the library's tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,16 +15,16 @@ SIDE = 8  # pixels
 
 
 class ArrayDataset(BatchedDataset):
-    """Some rows of arrays.
+    """Selected rows of arrays as a data set.
 
     Args:
         inputs: shape (N, ...).
-        targets: classes or numbers, shape (N, ...); ``None`` leaves them out of the batches.
-        rows: positions of the samples, shape (n,); ``None`` takes all.
-        sample_columns: columns of prediction tables, each with a value for each of the samples.
+        targets: classes or numbers, shape (N, ...); with ``None`` a batch has inputs alone.
+        rows: indices of the selected rows, shape (n,); ``None`` selects all.
+        sample_columns: further columns of prediction tables, each with n values.
         augment: called with inputs (B, ...) and random numbers in [0, 1) of shape (B, num_draws).
-        num_draws: random numbers that a sample's augmentation takes.
-        seed: decides, with the epoch and the sample's index, which numbers these are.
+        num_draws: random numbers per sample for ``augment``.
+        seed: the random numbers depend on the seed, the epoch and the sample's index.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ArrayDataset(BatchedDataset):
         rows = self.rows[indices]
         inputs = torch.from_numpy(self.inputs.take(rows, axis=0).astype(np.float32, copy=False))
         if self.augment is not None:
-            # Drawn from (seed, epoch, sample): the same whatever the strategy and the worker.
+            # They depend on (seed, epoch, sample) alone, not on the strategy or the worker.
             draws = uniform(self.seed, self.epoch_of(indices), indices, self.num_draws)
             inputs = self.augment(inputs, torch.from_numpy(draws))
         if self.targets is None:
@@ -71,16 +71,16 @@ def add_noise(images: Tensor, draws: Tensor, noise: float) -> Tensor:
 
 
 class Synthetic(DataModule):
-    """Blurred pictures of ten random shapes, made when they are needed: nothing to download.
+    """Blurred pictures of ten random shapes, generated in memory without a download.
 
     Args:
         num_train: training images.
         num_val: validation images.
-        num_test: test images; predictions are made on them as well.
-        num_classes: shapes, a class each.
+        num_test: test images, on which predict.py predicts as well.
+        num_classes: number of shapes; each is a class.
         blur: how much the images of one class differ; the task is harder with more.
-        noise: augmentation of the training images, per pixel.
-        data_seed: decides the images; independent of the run's seed, so that runs compare.
+        noise: each pixel of a training image changes by up to this much.
+        data_seed: seed of the images; independent of the run's seed, so that runs are comparable.
         **kwargs: see ``DataModule``.
     """
 
@@ -103,7 +103,7 @@ class Synthetic(DataModule):
         self.data_seed = data_seed
 
     def make_dataset(self, split: str) -> ArrayDataset:
-        """Make the images of one split. Data of your own is read here: files, a table, an API."""
+        """Generate the images of one split. Read your own data here: files, a table, an API."""
         split = "test" if split == "predict" else split
         shapes = np.random.default_rng(self.data_seed).random((self.num_classes, SIDE, SIDE))
         rng = np.random.default_rng([self.data_seed, 1 + list(self.sizes).index(split)])

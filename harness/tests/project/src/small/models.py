@@ -1,4 +1,4 @@
-"""Networks, and the module that trains them: what the library's tests need of a project."""
+"""Networks, and the module that trains them, for the library's tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -18,7 +18,7 @@ class MLP(nn.Module):
     """A fully connected network.
 
     Args:
-        in_features: numbers per sample; inputs of any shape are flattened to it.
+        in_features: numbers per sample; inputs of any shape are flattened.
         hidden: widths of the hidden layers.
         num_classes: width of the output.
         dropout: probability that a hidden activation is zeroed in training.
@@ -45,8 +45,8 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """A small convolutional network: 3x3 convolutions, each level at half the resolution.
 
-    It normalises over 8 groups of channels (Wu and He, "Group Normalization", ECCV 2018), not
-    over the batch, so that its training does not depend on how a batch is split between devices.
+    It normalises over 8 groups of channels (Wu and He, "Group Normalization", ECCV 2018) instead of
+    the batch. Training then does not depend on how devices split a batch.
 
     Args:
         in_channels: channels of the images.
@@ -79,11 +79,11 @@ class Classifier(pl.LightningModule):
 
     Args:
         net: maps inputs of shape (B, ...) to logits of shape (B, num_classes).
-        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: of the training; see
+        optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: see
             ``harness.build_optimizers``.
         num_classes: classes from 0 to ``num_classes - 1``.
-        class_weights: factor of each class in the loss; ``None`` counts all the same.
-        label_smoothing: share of the target spread over all classes.
+        class_weights: factor of each class in the loss; ``None`` weights all classes equally.
+        label_smoothing: fraction of the target probability that is spread over all classes.
     """
 
     class_weights: Tensor | None
@@ -101,7 +101,7 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        # Only plain values: a checkpoint must load where this code does not exist.
+        # Only plain values, so that a checkpoint loads without this code.
         self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
         self.net, self.label_smoothing = net, label_smoothing
         self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
@@ -126,7 +126,7 @@ class Classifier(pl.LightningModule):
         )
 
     def weight(self, labels: Tensor) -> Tensor | int:
-        """Return what a loss is a mean over: the number of samples, or the sum of weights."""
+        """Return the divisor of the mean loss: the number of samples, or the sum of weights."""
         return len(labels) if self.class_weights is None else self.class_weights[labels].sum()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -135,12 +135,12 @@ class Classifier(pl.LightningModule):
         logits = self(inputs)
         loss, weight = self.loss(logits, labels), self.weight(labels)
         if self.class_weights is not None:
-            loss = mean_over(loss, weight)  # not over the samples
+            loss = mean_over(loss, weight)  # a mean over weights, not over samples
         self.train_loss.update(loss.detach(), weight)
         is_right = logits.detach().argmax(dim=1) == labels
         self.train_accuracy.update(is_right.float().mean(), len(labels))
         if is_logged(self, batch_idx):
-            # The mean since the last time, over the samples of all processes.
+            # The mean over the samples of all ranks since the last logged step.
             self.log("train/loss", self.train_loss.compute(), prog_bar=True)
             self.train_loss.reset()
         return loss
@@ -150,11 +150,11 @@ class Classifier(pl.LightningModule):
         self.log("train/accuracy", self.train_accuracy)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Count one batch; the outputs are for callbacks."""
+        """Update the metrics with one batch, and return its outputs for callbacks."""
         return self._evaluate(batch, "val", self.val_loss, self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Count one batch; the outputs are for callbacks."""
+        """Update the metrics with one batch, and return its outputs for callbacks."""
         return self._evaluate(batch, "test", self.test_loss, self.test_metrics)
 
     def _evaluate(
@@ -164,15 +164,15 @@ class Classifier(pl.LightningModule):
         logits = self(inputs)
         loss.update(self.loss(logits, labels), self.weight(labels))
         metrics.update(logits, labels)
-        # Over all samples of all processes.
+        # Computed over all samples of all ranks.
         values = {f"{split}/loss": loss} | dict(metrics.items())
         self.log_dict(values, on_step=False, on_epoch=True, prog_bar=split == "val")
         return {"inputs": inputs, "labels": labels, "logits": logits}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return columns of a table with one row per sample; new data has no labels.
+        """Return columns of a table with one row per sample; without labels, no label column.
 
-        Classes have their names where the data knows them, as those of folders.
+        Classes are written as names if the facts of the data set have ``class_names``.
         """
         inputs, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
@@ -190,12 +190,12 @@ class Classifier(pl.LightningModule):
         return columns
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and the scheduler from what the configuration gave."""
+        """Build the optimizer and the scheduler that the config sets."""
         return build_optimizers(self, *self.training_plan, groups=self.groups)
 
 
 def metrics(num_classes: int) -> MetricCollection:
-    """Make the scores of an evaluation."""
+    """Make the metrics of an evaluation: accuracy, and F1 as the mean over classes."""
     return MetricCollection(
         {
             "accuracy": MulticlassAccuracy(num_classes, average="micro"),
