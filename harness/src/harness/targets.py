@@ -190,7 +190,7 @@ def _may_be_built(target: Any, module: str) -> bool:
             return True
     # No methods: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
-    return not is_method and (is_in_rules(module) or module.startswith(f"{__package__}.knobs."))
+    return not is_method and (is_in_rules(module) or module.startswith(f"{__package__}.features."))
 
 
 def is_in_rules(name: str) -> bool:

@@ -58,14 +58,14 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.M
     (kept_of_data,) = contents(run_dir)["last.ckpt"]["changed_attributes"]["each"]
     # Settings of the new command stay.
     assert {name for owner, name in kept_of_data if owner == "data"} == {"noise_level"}
-    (line,) = lines_of(run_dir, "These are not as they were")
+    (line,) = lines_of(run_dir, "The resumed run did not restore")
     assert "module.stream" in line
     assert "data.noise_level (changes while a batch is read or moved)" in line
 
 
 def test_structure_that_no_run_can_go_on_with_is_named_at_that_checkpoint(tmp_path: Path) -> None:
     train(config(tmp_path / "run", "trainer.num_sanity_val_steps=2", module="Exchanges"))
-    (line,) = lines_of(tmp_path / "run", "has added, removed or exchanged")
+    (line,) = lines_of(tmp_path / "run", "has added, removed or replaced")
     assert "exchanged extra.bias, extra.weight, optimizer 0: no run can go on from" in line
 
 
@@ -79,16 +79,16 @@ def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_alike(tmp_p
     leave_at(run_dir, 8)
     run_of([f"resume={run_dir}"], "ddp(2)", tmp_path)
     assert differences(expected, contents(run_dir)) == []
-    for text in ("These are not as they were", "Checkpoints lack"):
+    for text in ("The resumed run did not restore", "Checkpoints lack"):
         assert lines_of(run_dir, text) == []
 
     alone = tmp_path / "alone" / "run" / run_dir.name
     leave_at(alone, 8)
     run_of([f"resume={alone}", "trainer.max_epochs=4"], "cpu", tmp_path / "alone")
-    (line,) = lines_of(alone, "These are not as they were")
+    (line,) = lines_of(alone, "The resumed run did not restore")
     for name in ("losses", "all", "offset"):
-        assert f"module.{name} (differed between 2 processes)" in line
+        assert f"module.{name} (differed between 2 ranks)" in line
     assert "module.world (a hook at the start has set another value)" in line
-    assert "module.both (equal in all processes, of which there were others)" in line
+    assert "module.both (equal on all ranks, whose number has changed)" in line
     (kept_now,) = contents(alone)["last.ckpt"]["changed_attributes"]["each"]
     assert kept_now["module", "num_steps"] == 20

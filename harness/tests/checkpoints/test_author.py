@@ -100,14 +100,14 @@ def test_objects_are_told_once_and_nothing_goes_on_without_them(tmp_path: Path) 
     told = (run.folder / "run.log").read_text()
     lost = f"callbacks.Odd.history.1 ({__name__}.Colour), colour ({__name__}.Colour), "
     lost += f"executed ({__name__}.Executed)"
-    assert told.count(f"Checkpoints leave out {lost}: no run can go on") == 1
-    assert told.count("checkpoint.trusted=true keeps") == 1
+    assert told.count(f"Checkpoints leave out {lost}. No run can resume") == 1
+    assert told.count("Or keep objects with checkpoint.trusted=true") == 1
     for path in (run.folder / "checkpoints").iterdir():
         torch.load(path, weights_only=True)
     assert "test/loss" in evaluate(run.checkpoint).results
     leave_at(run.folder, 2)
     for more in ((), ("checkpoint.trusted=true",)):
-        with pytest.raises(UserError, match="cannot be gone on with: it lacks") as refusal:
+        with pytest.raises(UserError, match="cannot be resumed: it lacks") as refusal:
             train(f"resume={run.folder}", *more)
         assert "trusted" not in str(refusal.value)  # it would not help
 
@@ -124,7 +124,9 @@ def test_trusted_checkpoints_keep_objects_and_go_on(tmp_path: Path) -> None:
     last = run.folder / "checkpoints" / "last.ckpt"
     weights = read_weights(last)
     leave_at(run.folder, 2)
-    with pytest.raises(UserError, match=r"holds objects.*\ncheckpoint.trusted=true goes on"):
+    with pytest.raises(
+        UserError, match=r"holds objects.*\nIf you trust the file, use checkpoint.trusted=true"
+    ):
         train(f"resume={run.folder}", "checkpoint.trusted=false")
     with pytest.raises(UserError, match=r"checkpoint\.trusted is true in the config of .*, which"):
         train(f"resume={run.folder}")  # it may be a stranger's, and not this one

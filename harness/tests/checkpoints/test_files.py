@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.checkpoints import lookup
-from harness.checkpoints.reading import newest_whole, unreadable
+from harness.checkpoints.reading import newest_intact, unreadable
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.files import PARTIAL, remove_partial_files
 from tests.faults.damage import damages
@@ -27,10 +27,10 @@ def test_damaged_newest_is_skipped_and_said_and_does_not_push_out_whole_ones(
         values = {"weights": torch.randn(20_000), "step": step, "rates": [0.1, 0.2]}
         DurableCheckpointIO().save_checkpoint(values, lookup.path_of(tmp_path, step))
     before, newest = lookup.by_step(tmp_path)
-    assert newest_whole(tmp_path) == (newest, [])
+    assert newest_intact(tmp_path) == (newest, [])
     for name, damaged in damages(newest.read_bytes()).items():
         newest.write_bytes(damaged)
-        path, (line,) = newest_whole(tmp_path)
+        path, (line,) = newest_intact(tmp_path)
         assert path == before, name
         assert "step_10.ckpt is damaged and was skipped" in line
     lookup.set_aside_newer(before)
@@ -82,7 +82,7 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         time.sleep(rng.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        path, skipped = newest_whole(tmp_path)
+        path, skipped = newest_intact(tmp_path)
         assert skipped == []
         assert path is not None or newest_step == 0
         if path is not None:

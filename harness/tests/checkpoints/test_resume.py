@@ -133,7 +133,7 @@ def test_another_format_and_another_data_set_are_refused_and_leave_the_run_as_it
     del content["safe_point"]["format"]
     torch.save(content, checkpoint)
     before, cfg = everything(stopped), going_on(stopped, 3)
-    with pytest.raises(UserError, match="another version of the harness has written it"):
+    with pytest.raises(UserError, match="another version of the library wrote it"):
         train(cfg)
     assert {path: path.read_bytes() for path in before} == before
     assert load_model(cfg, checkpoint)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.checkpoints.reading import newest_whole
+from harness.checkpoints.reading import newest_intact
 from tests.cluster.hosts import Started, wait_for
 from tests.conftest import ROOT, slow
 from tests.faults.fork_server import command
@@ -133,7 +133,7 @@ def test_nobody_outlives_torchrun(
     run.end(signum)
     if moment in DURING:
         (run_dir,) = (run.folder / "default").iterdir()
-        assert newest_whole(run_dir / "checkpoints")[0] is not None, run.screen()
+        assert newest_intact(run_dir / "checkpoints")[0] is not None, run.screen()
 
 
 @pytest.mark.parametrize("moment", ["imports", *slow("start", "folder", *DURING)])

@@ -129,6 +129,8 @@ def sweep(words: Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]
         train(cfg)
         told = (run_dir / "run.log").read_text().splitlines()
         wrong = [
-            line for line in told if "These are not as they were" in line or "draws other" in line
+            line
+            for line in told
+            if "The resumed run did not restore" in line or "draws other" in line
         ]
         yield checkpoint.stem, wrong + differences(reference, contents(run_dir))

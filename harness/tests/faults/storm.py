@@ -29,7 +29,7 @@ EARLY = 0.15  # of the kills come before the first step of an attempt
 SECONDS_TO_START = 2.0
 WORKER = "pt_data_worker"  # how torch names the processes of its loaders
 # What a run says of a state that is not kept.
-NAMED = ("Checkpoints lack ", "These are not as they were")
+NAMED = ("Checkpoints lack ", "The resumed run did not restore")
 HANGS_AFTER = 120  # seconds
 
 

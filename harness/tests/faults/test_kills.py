@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import convert, evaluate, load_run, predict
-from harness.checkpoints.reading import newest_whole
+from harness.checkpoints.reading import newest_intact
 from tests.faults.real_modules import CONFIGURATIONS, DDP
 from tests.faults.storm import Run, storm, wait_until
 
@@ -29,7 +29,7 @@ def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
     killed.finish()
     assert killed.differences(reference) == []
     run = load_run(killed.run_dir())
-    assert "Going on from" in (run.folder / "run.log").read_text()
+    assert "Resuming from" in (run.folder / "run.log").read_text()
     again = evaluate(run.checkpoint, "trainer.enable_progress_bar=false").results
     assert again["test/loss"] == pytest.approx(run.results["test/loss"])
     assert predict(run.checkpoint, f"output={tmp_path / 'out.csv'}").read_text().count("\n") > 10
@@ -66,7 +66,7 @@ def test_signal_in_a_long_validation_or_test_is_answered_and_costs_no_more_than_
     process = run.begin()
     wait_until((tmp_path / "trace" / f"{moment}_1").exists)
     assert run.end(process, signal.SIGTERM, run.pid_of(1)) == 128 + signal.SIGTERM
-    newest, _ = newest_whole(run.run_dir() / "checkpoints")
+    newest, _ = newest_intact(run.run_dir() / "checkpoints")
     assert newest is not None
     assert newest.stem == saved
 

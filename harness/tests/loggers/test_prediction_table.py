@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from harness.loggers.prediction_table import PredictionTable, columns_of, numbered, plain
+from harness.loggers.prediction_table import PredictionTable, columns_of, number_rows, to_plain
 from tests.strategy_runs import in_processes
 from tests.workers.trainer import small_trainer
 
@@ -55,9 +55,9 @@ RETURNED: list[tuple[Any, dict[str, Any]]] = [
 
 def test_what_predict_step_returns_becomes_columns() -> None:
     for returned, columns in RETURNED:
-        assert columns_of(plain(returned), "", num_samples=2) == columns
+        assert columns_of(to_plain(returned), "", num_samples=2) == columns
     for returned in (torch.tensor(5), 5, np.float32(5)):  # the row of a single sample
-        assert columns_of(plain(returned), "", num_samples=1) == {"prediction": [5]}
+        assert columns_of(to_plain(returned), "", num_samples=1) == {"prediction": [5]}
 
 
 def test_what_has_no_row_per_sample_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_what_has_no_row_per_sample_is_refused() -> None:
         ([torch.zeros(2)] * 3, "3 rows for 2 samples"),
     ):
         with pytest.raises(ValueError, match=rf"predict_step returned {what}\. "):
-            columns_of(plain(returned), "", num_samples=2)
+            columns_of(to_plain(returned), "", num_samples=2)
 
 
 Written = Callable[..., list[list[str]]]
@@ -109,7 +109,7 @@ def test_indices_of_the_batch_before_are_not_taken_for_those_of_a_stream(written
 def test_rows_of_a_stream_keep_the_order_of_batches_and_processes() -> None:
     first = [(0, 0, None, {"p": 0}), (0, 1, None, {"p": 2})]
     second = [(0, 0, None, {"p": 1}), (0, 1, None, {"p": 3})]
-    assert numbered(first + second) == {(0, i): {"p": i} for i in range(4)}
+    assert number_rows(first + second) == {(0, i): {"p": i} for i in range(4)}
 
 
 def test_columns_of_the_table_and_of_the_data_set_stand_beside_those_of_the_model(
@@ -141,7 +141,7 @@ def test_padded_rows_of_several_widths_are_warned_of(
 ) -> None:
     """Padding depends on the other samples of a batch."""
     written(*((torch.ones(shape), None) for shape in shapes))
-    says = f"Batches have different columns ({columns}): padding is not the sample's own."
+    says = f"Batches have different columns ({columns}), perhaps because of padding."
     assert [message.startswith(says) for message in caplog.messages] == [True] * bool(columns)
 
 
@@ -159,7 +159,7 @@ def test_mask_goes_beside_the_table_and_not_into_hundreds_of_columns(
     (saved,) = torch.load(tmp_path / "out.pt", weights_only=True)
     assert (saved["samples"], [*saved["prediction"]]) == ([1, 0], ["net.mask"])
     assert saved["prediction"]["net.mask"].shape == (2, 8, 8)
-    assert "net.mask has 64 numbers a sample" in caplog.text
+    assert "net.mask has 64 numbers per sample" in caplog.text
 
 
 def test_what_is_no_table_is_kept_as_plain_values(written: Written, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_lost_logs_are_told_and_what_is_left_is_kept(killed, whole, tmp_path: Pa
     for name, damage, says in (
         ("metrics.csv", Path.unlink, "has lost rows: 0 of 40 are left"),
         ("metrics.csv", cut, "has lost rows: 30 of 40 are left"),
-        ("tensorboard/events*", Path.unlink, "is not there, nor are the curves in it"),
+        ("tensorboard/events*", Path.unlink, "does not exist, so its curves are lost"),
         ("tensorboard/events*", lambda path: os.truncate(path, 500), "has lost "),
     ):
         caplog.clear()

@@ -1,9 +1,9 @@
-"""Compute digests of any value, which differ if the value has changed.
+"""Compute digests of any values: if a value changes, its digest changes.
 
-In: an attribute. Out: a digest, in a time that does not grow beyond a fixed budget. The digest of a
-value within the budget covers all of it. A larger value is compared by its identity, its size and a
-sample, and the digest says that a change may be missed. Next: ``attributes`` compares digests, and
-packs the values that have changed or may have.
+In: an attribute. Out: a digest, whose time is limited by a budget. Within the budget, the digest
+covers the whole value. For a larger value it covers the identity, the size and a sample, and
+``is_complete`` is false. Next: ``attributes`` compares digests, and packs the values that have
+changed or may have changed.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ from harness.checkpoints.packing import TooLargeError
 from harness.compat import num_writes
 from harness.kinds import REPORTING, SCALARS
 
-# Objects without a state of the run: handles of the system, and data sets, which give the same
-# sample for an index. So are the objects of packages that only show or record a run.
+# Objects that hold no state of a run: handles of the system, and data sets, which return the same
+# sample for an index.
 IGNORED = (
     *(types.ModuleType, logging.Logger, logging.Handler, io.IOBase, weakref.ref),
     *(threading.Thread, threading.Event, threading.Condition, threading.local),
@@ -40,7 +40,7 @@ IGNORED = (
 )
 _identities: dict[int, tuple[weakref.ref[Any], int]] = {}
 _numbers = count()
-SAMPLE = 4096  # numbers of a large array that are compared
+SAMPLE = 4096  # numbers of a large array that a digest covers
 TENSOR_OBJECTS = 8  # a tensor takes as long as this many other objects
 
 
@@ -48,12 +48,12 @@ class Budget(NamedTuple):
     """How much of one attribute a digest covers, before it takes a sample."""
 
     num_pickled: float  # bytes of a pickle
-    num_bytes: float  # of the tensors and arrays in it
-    num_objects: float  # that are no numbers, texts or builtin containers
+    num_bytes: float  # bytes of the tensors and arrays in it
+    num_objects: float  # objects that are no numbers, texts or builtin containers
 
 
-WHOLE = Budget(2**25, 2**26, 50_000)  # of modules and callbacks, which training changes
-SAMPLED = Budget(2**20, 2**24, 4_000)  # of data, which training seldom changes
+WHOLE = Budget(2**25, 2**26, 50_000)  # for modules and callbacks, which training changes
+SAMPLED = Budget(2**20, 2**24, 4_000)  # for data, which training seldom changes
 UNLIMITED = Budget(math.inf, math.inf, math.inf)
 
 
@@ -61,20 +61,20 @@ class Digest(NamedTuple):
     """The digest of a value."""
 
     content: Any
-    has_tensors: bool  # or arrays
-    is_complete: bool  # else a change may be missed
+    has_tensors: bool  # the value holds tensors or arrays
+    is_complete: bool  # if false, the digest may miss a change
 
 
 class DigestPickler(pickle.Pickler):
-    """Pickles any value; names stand for what is large, shared or cannot be pickled.
+    """Pickle any value, with texts in place of large, shared and unpicklable objects.
 
     Args:
-        file: takes the pickle, which is never read.
-        named: objects that a checkpoint holds in another place, by id.
-        budget: a tensor or an array beyond it becomes its outline.
+        file: receives the pickle, which is never read.
+        named: names, by id, of objects that a checkpoint holds in another place.
+        budget: limits. A tensor or an array beyond them is pickled as its outline.
 
     Raises:
-        TooLargeError: while it pickles more objects than the budget.
+        TooLargeError: the value has more objects than the budget.
     """
 
     def __init__(self, file: Any, named: dict[int, str], budget: Budget) -> None:
@@ -83,55 +83,55 @@ class DigestPickler(pickle.Pickler):
         _, self.num_bytes_left, self.num_objects_left = budget
 
     def reducer_override(self, obj: Any) -> Any:
-        """Describe one object that is no number, text or builtin container."""
+        """Return how to pickle an object that is no number, text or builtin container."""
         kind = type(obj)
         self.num_objects_left -= TENSOR_OBJECTS if kind is Tensor else 1
         if self.num_objects_left < 0:
             raise TooLargeError
-        if obj is str:  # of which ``text`` makes what it returns
+        if obj is str:  # ``as_text`` returns it
             return NotImplemented
         if id(obj) in self.named:
-            return text(self.named[id(obj)])
+            return as_text(self.named[id(obj)])
         if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in REPORTING:
-            return text(kind)
+            return as_text(kind)
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
-            # Names are alike in all processes, and several lambdas have one.
-            return text(obj.__module__, obj.__qualname__, "<" in obj.__qualname__ and id(obj))
+            # Names are equal on all ranks. Several lambdas share a name.
+            return as_text(obj.__module__, obj.__qualname__, "<" in obj.__qualname__ and id(obj))
         if hasattr(kind, "__next__"):
-            return text(time.monotonic_ns())  # an iterator may have moved on, and nobody sees it
+            return as_text(time.monotonic_ns())  # an iterator's position is hidden: always differs
         self.has_tensors |= isinstance(obj, (Tensor, np.ndarray))
-        # A frame's pickle is a copy of all its columns.
-        if (num_bytes := bytes_in(obj)) > self.num_bytes_left or isinstance(obj, np.memmap):
+        # Not pickled: the pickle of a data frame would copy all its columns.
+        if (num_bytes := num_bytes_of(obj)) > self.num_bytes_left or isinstance(obj, np.memmap):
             self.is_complete &= shows_changes(obj)
-            return text(*outline(obj, self.named))
+            return as_text(*outline(obj, self.named))
         self.num_bytes_left -= num_bytes
         if isinstance(obj, Tensor) and obj.layout is torch.strided and not obj.is_quantized:
             flat = obj.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
             numbers = flat.view(torch.uint8).cpu().numpy().data
-            return text(obj.dtype, tuple(obj.shape), zlib.crc32(numbers))
+            return as_text(obj.dtype, tuple(obj.shape), zlib.crc32(numbers))
         if kind is np.ndarray and not obj.dtype.hasobject:
             content = np.ascontiguousarray(obj).reshape(-1).view(np.uint8).data
-            return text(obj.dtype, obj.shape, zlib.crc32(content))
+            return as_text(obj.dtype, obj.shape, zlib.crc32(content))
         try:
             reduced = obj.__reduce_ex__(4)
-        except Exception:  # whatever an author's object raises
-            return text(kind, id(obj))
-        return text(kind, reduced) if isinstance(reduced, str) else reduced
+        except Exception:  # a user's class may raise any
+            return as_text(kind, id(obj))
+        return as_text(kind, reduced) if isinstance(reduced, str) else reduced
 
 
-def bytes_in(value: Any) -> int:
-    """Return the bytes that an array, a table or a frame says that it has; 0 of anything else."""
+def num_bytes_of(value: Any) -> int:
+    """Return the size in bytes that an array or a data frame reports; 0 for any other object."""
     try:
         num_bytes = value.estimated_size() if hasattr(value, "estimated_size") else value.nbytes
-    except Exception:  # it has no size, or its class raises
+    except Exception:  # no such attribute, or the user's class raises
         return 0
     return num_bytes if isinstance(num_bytes, int) else 0
 
 
 def shows_changes(value: Any) -> bool:
-    """Return whether the outline of a large value differs after every usual change of it.
+    """Return whether a change of a large value always changes its outline.
 
-    torch counts the writes to a tensor. A mapped or read-only array is a file, or a constant.
+    torch counts the writes to a tensor. A mapped array is a file, and a read-only one a constant.
     """
     if isinstance(value, np.ndarray):
         return isinstance(value, np.memmap) or not value.flags.writeable
@@ -139,23 +139,23 @@ def shows_changes(value: Any) -> bool:
 
 
 def identity(value: Any) -> int:
-    """Return a number that no other object has, or had while this process runs.
+    """Return a number that no other object of this process has or had.
 
-    ``id`` alone is the same for an object that takes the memory of an earlier one.
+    Python reuses the ``id`` of a freed object.
     """
     known = _identities.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]
     try:
         reference = weakref.ref(value)
-    except TypeError:  # of lists, dicts, tuples and texts
+    except TypeError:  # lists, dicts, tuples and texts have no weak references
         return id(value)
     _identities[id(value)] = reference, next(_numbers)
     return _identities[id(value)][1]
 
 
 def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...]:
-    """Describe a large value by its identity, its size and a sample of what it holds."""
+    """Return the identity, the size and a sample of the contents of a large value."""
     kind = type(value)
     if kind in SCALARS and sys.getsizeof(value) <= SAMPLE:
         return (value,)
@@ -165,29 +165,29 @@ def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...
     if isinstance(value, np.ndarray):
         found += str(value.dtype), value.shape
         if isinstance(value, np.memmap) or not value.flags.writeable or value.dtype.hasobject:
-            return found  # to read from many places of a file takes long
+            return found  # a sample would read many places of a file, which is slow
         flags = value.flags
         flat = value.ravel(order="K") if flags.c_contiguous or flags.f_contiguous else value[:64]
         sample = np.ascontiguousarray(flat[:: max(1, len(flat) // SAMPLE)])
         return *found, zlib.crc32(sample.data)
-    with suppress(Exception):  # a class of the user may have no length
+    with suppress(Exception):  # a user's class may have no length
         found += (len(value),)
     if depth == 0 or id(value) in named:
         return found
-    most = 4**depth  # so that lists of lists of lists stay few
+    max_parts = 4**depth  # limits the sample of nested lists
     parts: list[Any] = [*vars(value).values()] if hasattr(value, "__dict__") else []
     if isinstance(value, (list, tuple, deque)):
-        parts = [value[i * len(value) // most] for i in range(min(len(value), most))]
+        parts = [value[i * len(value) // max_parts] for i in range(min(len(value), max_parts))]
     elif isinstance(value, dict):
-        ends = chain(islice(value.items(), most), islice(reversed(value.items()), most))
+        ends = chain(islice(value.items(), max_parts), islice(reversed(value.items()), max_parts))
         parts = [part for item in ends for part in item]
     elif isinstance(value, (set, frozenset)):
-        parts = [*islice(value, most)]
+        parts = [*islice(value, max_parts)]
     return *found, *(outline(part, named, depth - 1) for part in parts)
 
 
-def text(*parts: Any) -> tuple[Any, ...]:
-    """Return a text that pickle writes in place of an object."""
+def as_text(*parts: Any) -> tuple[Any, ...]:
+    """Return the ``__reduce__`` value with which pickle writes a text in place of an object."""
     return str, (repr(parts),)
 
 

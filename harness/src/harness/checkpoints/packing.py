@@ -1,9 +1,9 @@
-"""Packs plain values into checkpoints, and unpacks them.
+"""Pack plain values into checkpoints, and unpack them.
 
-In: numbers, text, None, lists, tuples, dicts, sets, deques, Counters, defaultdicts, NumPy arrays
-and tensors. Out: what ``torch.load(weights_only=True)`` reads: a kind that it refuses becomes a
-dict whose key ``"#"`` names the kind. Next: ``writing`` packs whole checkpoints, ``attributes``
-what training has changed.
+In: plain values, which are numbers, text, None, lists, tuples, dicts, sets, deques, Counters,
+defaultdicts, NumPy arrays and tensors. Out: values that ``torch.load(weights_only=True)`` reads. A
+class that it refuses becomes a dict whose key ``"#"`` names the class. Next: ``writing`` packs
+whole checkpoints, and ``attributes`` packs the attributes that training has changed.
 """
 
 import io
@@ -21,39 +21,43 @@ MARK = "#"
 MAPPINGS: Any = (dict, OrderedDict, Counter, defaultdict)
 COLLECTIONS: Any = (list, tuple, set, frozenset, deque)
 KINDS: dict[str, Any] = {k.__name__: k for k in (*MAPPINGS, *COLLECTIONS, int, float)}
-MAX_KEPT = 2**26  # bytes of one attribute in a checkpoint; an entry of a list or dict counts as 256
+MAX_KEPT = (
+    2**26
+)  # bytes of an attribute in a checkpoint; each entry of a list or dict counts as 256
 
 
 class TooLargeError(Exception):
-    """Raised where a value is larger than what a checkpoint keeps."""
+    """A value is larger than the limit for an attribute in a checkpoint."""
 
 
 class Packer:
-    """Packs values; an object that is reached twice is packed once, so that it stays shared.
+    """Pack values. An object that is held twice is packed once, so that it stays shared.
 
-    What is not plain becomes ``None``, and ``objects`` names it.
+    A value that is not plain becomes ``None``, and ``objects`` lists it.
 
     Args:
-        keeps_objects: what is not plain stays as it is.
-        named: of attributes: what a checkpoint holds in another place, by id. Their tensors become
-            copies on the CPU.
+        keeps_objects: leave values that are not plain unchanged.
+        named: for attributes only: names, by id, of objects that a checkpoint holds in another
+            place. Tensors of attributes become copies on the CPU.
     """
 
     def __init__(self, keeps_objects: bool = False, named: dict[int, str] | None = None) -> None:
         self.keeps_objects, self.named = keeps_objects, named
-        self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and what it is packed into
-        self.objects: list[tuple[tuple[Any, ...], str]] = []  # where each is, and a reason
-        self.num_marked = 0  # values that torch's plain reader would refuse
+        self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and its packed form
+        self.objects: list[
+            tuple[tuple[Any, ...], str]
+        ] = []  # of values that are not plain: the place and the reason
+        self.num_marked = 0  # values that ``torch.load(weights_only=True)`` would refuse
         self.num_left = math.inf  # bytes that may still be packed
 
     def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> Any:
-        """Note that a value is not plain."""
+        """Add a value that is not plain to ``objects``, and return its packed form."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self.objects.append((place, reason or kind.removeprefix("builtins.")))
         return value if self.keeps_objects else None
 
     def pack_attribute(self, value: Any, name: tuple[str, str]) -> Any:
-        """Pack the value of an attribute, unless it is larger than what a checkpoint keeps."""
+        """Pack the value of an attribute, or refuse one that is larger than ``MAX_KEPT``."""
         self.num_left = MAX_KEPT
         try:
             return self.pack(value, name)
@@ -65,25 +69,25 @@ class Packer:
         """Count bytes that are packed.
 
         Raises:
-            TooLargeError: the attribute has more than a checkpoint keeps.
+            TooLargeError: the attribute has more than ``MAX_KEPT`` bytes.
         """
         self.num_left -= num_bytes
         if self.num_left < 0:
             raise TooLargeError
 
     def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
-        """Pack a value; `place` are the keys and indices that lead to it."""
+        """Pack a value; ``place`` lists the keys and indices that lead to the value."""
         if type(value) in SCALARS:
             return value
         if id(value) in self.nodes:
             node = self.nodes[id(value)][1]
-            return self.refuse(value, place, "it holds itself") if node is self else node
+            return self.refuse(value, place, "it contains itself") if node is self else node
         num_refused = len(self.objects)
-        self.nodes[id(value)] = value, self  # until its parts are packed
+        self.nodes[id(value)] = value, self  # ``self`` marks a value whose items are not packed yet
         node = self._pack(value, place)
         self.nodes[id(value)] = value, node
         if len(self.objects) > num_refused and not self.keeps_objects:
-            del self.nodes[id(value)]  # another holder of it is refused as well
+            del self.nodes[id(value)]  # if another object holds it, that one is refused, too
         return node
 
     def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
@@ -93,12 +97,12 @@ class Packer:
             return self._mapping(value, place)
         if kind in COLLECTIONS:
             self.spend(256 * len(value))
-            parts = [self.pack(part, (*place, i)) for i, part in enumerate(value)]
+            items = [self.pack(item, (*place, i)) for i, item in enumerate(value)]
             if kind in (list, tuple):
-                return kind(parts)
+                return kind(items)
             if kind is deque:
-                return self.marked(kind, parts, value.maxlen)
-            return self.marked(kind, sorted(parts, key=repr))  # alike in all processes
+                return self.marked(kind, items, value.maxlen)
+            return self.marked(kind, sorted(items, key=repr))  # the same order on all ranks
         if kind in (Tensor, torch.nn.Parameter):
             return self.tensor(value, place)
         if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
@@ -122,48 +126,48 @@ class Packer:
         return node
 
     def tensor(self, value: Tensor, place: tuple[Any, ...]) -> Any:
-        """Pack a tensor; of an attribute's its values alone, on the CPU."""
-        if self.named is None:  # it is saved with the attributes that its author has given it
+        """Pack a tensor. In an attribute, the packed form is a copy of its values on the CPU."""
+        if self.named is None:  # torch saves a tensor with the attributes that the user has set
             has_plain_attributes = {*map(type, vars(value).values())} <= SCALARS
             return value if has_plain_attributes else self.refuse(value, place)
         if id(value) in self.named:
             return self.refuse(value, place, f"it is {self.named[id(value)]}")
         if value.is_meta or (value.requires_grad and value.is_leaf):
-            return self.refuse(value, place, "a tensor without values, or trained, no parameter")
+            return self.refuse(value, place, "a tensor without values, or one that requires grad")
         self.spend(value.nbytes)
         data = value.detach().to("cpu", copy=True)
         return data if value.device.type == "cpu" else self.marked(Tensor, data)
 
     def marked(self, kind: type, items: Any, option: Any = None) -> dict[str, Any]:
-        """Pack a value as its parts, under the name of its kind."""
+        """Return a dict with the name of a class, and the packed items of its object."""
         self.num_marked += 1
         return {MARK: kind.__name__, "items": items, "option": option}
 
 
 def is_plain_key(key: Any) -> bool:
-    """Return whether torch's plain reader gives a key of a dict back as it is."""
+    """Return whether ``torch.load(weights_only=True)`` returns a key of a dict unchanged."""
     return type(key) in SCALARS or (type(key) is tuple and all(map(is_plain_key, key)))
 
 
 class Unpacker:
-    """Makes values of what ``Packer`` has made; nothing in it names code that is run.
+    """Restore the values that ``Packer`` packed, without executing code from the file.
 
     Args:
-        device: of the tensors that were not on the CPU.
-        targets: objects of this run that are filled in place, by the id of their packed values.
+        device: the device for tensors that were not on the CPU.
+        targets: objects of this run to fill in place, by the id of their packed values.
     """
 
     def __init__(self, device: Any = "cpu", targets: dict[int, Any] | None = None) -> None:
         self.device, self.targets = device, targets or {}
-        self.made: dict[int, Any] = {}  # by the id of what was packed
+        self.unpacked: dict[int, Any] = {}  # by the id of the packed value
 
     def unpack(self, node: Any) -> Any:
-        """Return the value of a node, whose own lists and dicts become part of it."""
+        """Return the value of a node. It reuses the node's lists and dicts."""
         if type(node) in SCALARS:
             return node
-        if id(node) not in self.made:
-            self.made[id(node)] = fill_in_place(self.targets.get(id(node)), self._unpack(node))
-        return self.made[id(node)]
+        if id(node) not in self.unpacked:
+            self.unpacked[id(node)] = fill_in_place(self.targets.get(id(node)), self._unpack(node))
+        return self.unpacked[id(node)]
 
     def _unpack(self, node: Any) -> Any:
         kind = type(node)
@@ -184,16 +188,16 @@ class Unpacker:
         if name == "ndarray":
             array = np.load(io.BytesIO(items.numpy().tobytes()), allow_pickle=False)
             return array if option else array[()]
-        parts = [*map(self.unpack, items)]
+        values = [*map(self.unpack, items)]
         if name == "deque":
-            return deque(parts, option)
+            return deque(values, option)
         if name == "defaultdict":
-            return defaultdict(KINDS.get(option), parts)
-        return Counter(dict(parts)) if name == "Counter" else KINDS[name](parts)
+            return defaultdict(KINDS.get(option), values)
+        return Counter(dict(values)) if name == "Counter" else KINDS[name](values)
 
 
 def fill_in_place(live: Any, value: Any) -> Any:
-    """Fill an object with the contents of another; return the other one if that cannot be."""
+    """Copy a value into the object ``live`` and return ``live``, or the value if impossible."""
     if type(live) is not type(value):
         return value
     if isinstance(live, (Tensor, np.ndarray)):

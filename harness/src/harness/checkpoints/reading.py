@@ -1,6 +1,6 @@
-"""Reads checkpoints, and executes nothing in them, unless ``checkpoint.trusted=true`` goes on.
+"""Read checkpoints; only a run that resumes with ``checkpoint.trusted=true`` executes their code.
 
-In: a file that ``writing`` wrote. Out: its values, or a reason why no run can go on from it.
+In: a file that ``writing`` wrote. Out: its values, or the reason why no run can resume from it.
 """
 
 import zipfile
@@ -16,43 +16,48 @@ from harness.checkpoints.lookup import by_step, damage
 from harness.checkpoints.packing import Unpacker
 from harness.errors import UserError
 
-FORMAT = 4  # of what a run goes on from; raised when resuming changes
-ATTRIBUTES = "changed_attributes"  # the entry that is packed and unpacked by ``attributes``
-LEFT_OUT = "left_out"  # the entry that names objects without which no run can go on
+FORMAT = 4  # version of the entries that resuming needs; increased when they change
+ATTRIBUTES = "changed_attributes"  # the entry that ``attributes`` packs and unpacks
+LEFT_OUT = "left_out"  # the entry that names missing objects, without which no run can resume
 
 
 def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) -> dict[str, Any]:
-    """Map a checkpoint; only with `is_trusted` objects in it are built, which executes code.
+    """Map a checkpoint into memory, and return its entries.
 
-    Its tensors on the CPU are places in the file: they are read where somebody uses them, all ranks
-    of a machine share these pages, and what is written to one of them does not reach the file. As
-    long as one of them is there the system keeps the bytes of a removed file.
+    A tensor on the CPU is read from the file at its first use. All ranks of a machine share the
+    pages. A write to a tensor does not change the file. A removed file fills the disk until its
+    last tensor is freed.
+
+    Args:
+        path: the checkpoint.
+        map_location: as in ``torch.load``.
+        is_trusted: build objects in the file, which executes code that the file names.
 
     Raises:
-        UnpicklingError: it cannot be read, is none of a training, or holds objects.
-        OSError: the system refuses to read it.
-        RuntimeError: it is cut off, or no file of ``torch.save``.
+        UnpicklingError: the file cannot be read, is no checkpoint of a training, or holds objects.
+        OSError: the system cannot read the file.
+        RuntimeError: the file is cut off, or ``torch.save`` did not write it.
     """
     try:
         is_mappable = zipfile.is_zipfile(path)  # torch before 1.6 wrote no zip
         found = torch.load(path, map_location, weights_only=not is_trusted, mmap=is_mappable)
     except (OSError, RuntimeError, MemoryError, UnpicklingError):
         raise
-    except Exception as error:  # whatever a pickle that no program writes leads to
+    except Exception as error:  # a damaged pickle may raise any
         raise UnpicklingError(f"its pickle cannot be read ({error})") from error
     if not isinstance(found, dict):
-        raise UnpicklingError(f"it holds a {type(found).__name__} instead of a training's state")
+        raise UnpicklingError(f"it holds a {type(found).__name__}, not the state of a training")
     unpack = Unpacker().unpack
     return {key: value if key == ATTRIBUTES else unpack(value) for key, value in found.items()}
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Read the weights, and what training had changed beside them, if a checkpoint has that.
+    """Read a checkpoint's weights, and the attributes that training changed, or ``None``.
 
-    Of one that holds objects the weights alone are read, and no object is built.
+    If the checkpoint holds objects, it reads the weights alone, and builds no object.
 
     Raises:
-        KeyError: it holds no weights.
+        KeyError: the checkpoint holds no weights.
         UnpicklingError, OSError, RuntimeError: see ``read``.
     """
     try:
@@ -61,7 +66,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     except UnpicklingError:
         if not holds_objects(path):
             raise
-    from harness import convert  # for what checkpoint.trusted=true has kept alone
+    from harness import convert  # only checkpoints with objects need it
 
     try:
         return convert.load(path, key="state_dict", prefix="", ema=False), None
@@ -70,12 +75,12 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights alone; arguments and errors as of ``read_model``."""
+    """Read a checkpoint's weights; it raises the errors of ``read_model``."""
     return read_model(path)[0]
 
 
 def holds_objects(path: Path) -> bool:
-    """Return whether a readable checkpoint holds objects that only its author's code builds."""
+    """Return whether a readable checkpoint holds objects, which only code can build."""
     try:
         return bool(get_unsafe_globals_in_checkpoint(path))
     except Exception:  # its pickle is damaged
@@ -83,19 +88,19 @@ def holds_objects(path: Path) -> bool:
 
 
 def unreadable(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint; also where torch is stricter than its checksums."""
+    """Return why a checkpoint cannot be read, or ``None``: its damage, or torch's error."""
     reason = damage(path)
     if reason is None:
         try:
             read(path)
-        except Exception as error:  # whatever torch makes of a flipped bit
+        except Exception as error:  # a flipped bit may raise any
             if not holds_objects(path):
                 reason = str(error).partition("\n")[0]
     return reason
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that is not damaged, and a line for each newer one that is."""
+def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that is intact, and a message for each newer, damaged one."""
     skipped: list[str] = []
     for path in reversed(by_step(folder)):
         reason = unreadable(path)
@@ -106,10 +111,10 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str, Any]:
-    """Read a checkpoint for going on.
+    """Read a checkpoint from which a run resumes.
 
     Raises:
-        UserError: it lacks or holds objects, or another version has written it.
+        UserError: the checkpoint lacks or holds objects, or another version wrote it.
     """
     advice = f"Start another run from its weights with init={path}."
     try:
@@ -117,13 +122,13 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
     except UnpicklingError:
         if is_trusted or not holds_objects(path):
             raise
-        reason = "it holds objects, and to build them executes code that the file names"
-        advice = f"checkpoint.trusted=true goes on with one of a run of yours. Or: {advice}"
+        reason = "it holds objects, and building them executes code that the file names"
+        advice = f"If you trust the file, use checkpoint.trusted=true. Or: {advice}"
     else:
         if LEFT_OUT in checkpoint:
             reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
         elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
-            reason = "another version of the harness has written it"
+            reason = "another version of the library wrote it"
         else:
             return checkpoint
-    raise UserError(f"{path} cannot be gone on with: {reason}.\n{advice}")
+    raise UserError(f"{path} cannot be resumed: {reason}.\n{advice}")

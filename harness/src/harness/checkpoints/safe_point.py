@@ -1,7 +1,7 @@
-"""Writes checkpoints between two optimizer steps, and goes on from them.
+"""Write checkpoints between two optimizer steps, and resume from them.
 
-In: a run's folder, and how often to write. Next: ``attributes`` and ``logged`` give what
-Lightning's checkpoints lack, ``writing`` brings them to the disk, ``compat.resume`` mends what
+In: a run's folder, and the intervals. Next: ``attributes`` and ``logged_values`` add the state that
+Lightning's checkpoints lack, ``writing`` writes the file, and ``compat.resume`` fixes state that
 Lightning restores wrongly.
 """
 
@@ -27,28 +27,28 @@ from harness.distributed.vote import Vote, gather
 from harness.errors import AgreedExit
 from harness.files import remove_partial_files
 from harness.loggers.rewind import Logs
-from harness.loggers.tensorboard import OF_FILES
+from harness.loggers.tensorboard import WRITE_ALL
 
 log = logging.getLogger(__name__)
 
-# A checkpoint is written before a validation of more seconds: the run may be asked to leave in the
-# middle of it, and has processes.leaving.PATIENCE_SECONDS for that.
+# A checkpoint precedes each validation that takes longer: a signal may end the run inside it, and
+# then the run has only distributed.shutdown.PATIENCE_SECONDS left.
 LONG_SECONDS = 2.0
 
 
 class SafePoint(pl.Callback):
     """Write checkpoints from which a run resumes as if it had never stopped.
 
-    It writes between two optimizer steps, before the next one begins. At the end of a batch, a
-    validation that is due would be lost, and inside an accumulation, its gradients. It precedes
-    every callback with an effect in ``on_train_batch_start``, which would act twice on resume.
+    It saves at the start of an optimizer step. At the end of a batch, the checkpoint would lose a
+    validation that is due; inside an accumulation, the gradients. It must precede all callbacks
+    that act in ``on_train_batch_start``, because these would act twice on resume.
 
     Args:
-        folder: where checkpoints go.
-        every_n_steps: write one whenever the number of steps passes a multiple of this.
-        every_minutes: and when this much time has passed since the last.
-        num_kept: how many stay; two, so that a damaged one costs only a little time.
-        saves: write any; without it the run answers signals and stops all ranks together.
+        folder: the folder of the checkpoints.
+        every_n_steps: save when the number of steps passes a multiple of this.
+        every_minutes: also save when so much time has passed since the last checkpoint.
+        num_kept: number of checkpoints that remain. Two make a damaged one cheap.
+        saves: if false, save nothing, but handle signals and stop all ranks together.
     """
 
     def __init__(
@@ -62,24 +62,21 @@ class SafePoint(pl.Callback):
         self.folder, self.num_kept, self.saves = folder, num_kept, saves
         self.every_n_steps = math.inf if every_n_steps is None else every_n_steps
         self.every_seconds = math.inf if every_minutes is None else 60 * every_minutes
-        self.logs, self.signals, self.attributes = (
-            Logs(folder.parent),
-            SignalHandlers(),
-            Attributes(),
-        )
-        self.loaded: dict[str, Any] = {}  # of a checkpoint, until all of it is put back
-        self.vote: Any = None  # a Vote, while a run trains
+        self.logs, self.signals = Logs(folder.parent), SignalHandlers()
+        self.attributes = Attributes()
+        self.loaded: dict[str, Any] = {}  # entries of a checkpoint, until they are restored
+        self.vote: Any = None  # a Vote in a training
         self.synchronized_stop: Any = None  # a SynchronizedStop, from ``on_train_start`` on
-        self.norms_at_end: Any = None  # of the weights, before hooks at the end
+        self.norms_at_end: Any = None  # norms of the weights before on_train_end hooks
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
-        self.are_weights_new = False  # hooks at the end of training have set them
-        self.saved_since_asked = False  # votes from before the last checkpoint are out of date
-        self.validation_seconds = math.inf  # not known before the first one
-        self.validates_long = 1  # whether one process or more found that it takes long
+        self.are_weights_new = False  # on_train_end hooks have set the weights
+        self.saved_since_vote = False  # a vote before the last save is out of date
+        self.validation_seconds = math.inf  # unknown before the first validation
+        self.validates_long = 1  # whether a rank found that a validation takes long
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Handle the signals, and get ready to write checkpoints."""
+        """Handle signals, and prepare to save."""
         self.signals.install()
         if stage == "fit":
             self.vote = Vote(trainer)
@@ -92,11 +89,11 @@ class SafePoint(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep what the hooks put back; let a longer run have a longer schedule."""
+        """Store the entries that later hooks restore; let a longer run have a longer schedule."""
         if not trainer.training:
             return
         self.loaded = checkpoint["safe_point"] | {"attributes": checkpoint[ATTRIBUTES]}
-        # The loaders say how many batches make a step.
+        # The loaders determine how many batches make a step.
         resume.make_loaders(trainer, checkpoint.get("loaders_made_at", {"train": 0}))
         before, now = self.loaded["batches_per_step"], int(trainer.accumulate_grad_batches)
         resume.repair_counters(checkpoint, before, now)
@@ -108,49 +105,48 @@ class SafePoint(pl.Callback):
                 resume.forget_length(schedule)
                 if trainer.is_global_zero:
                     log.warning(
-                        "The learning rate's schedule now ends at step %s; the steps before "
+                        "The learning rate's schedule now ends at step %s. The steps before "
                         "followed a shorter one.",
                         trainer.estimated_stepping_batches,
                     )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Bring back the values that callbacks look at."""
-        self.attributes.look_before_hooks(trainer)
+        """Restore the values that callbacks read."""
+        self.attributes.record_before_hooks(trainer)
         if self.loaded:
             logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Cut the logs where the checkpoint was written, and begin to count time."""
+        """Cut the logs at the checkpoint, and start the clock."""
         self.signals.wait_for_step = self.has_begun = True
         self._cut_logs(trainer)
         self.saved_time = time.monotonic()
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
     def _cut_logs(self, trainer: pl.Trainer) -> None:
-        """Cut the logs, know their last values, and set aside what is newer than the checkpoint.
+        """Cut the logs, restore their last values, and rename newer, damaged checkpoints.
 
-        Nothing is logged yet, and nothing can refuse the command any more: the loaders are made.
+        At this moment nothing is logged yet, and no error can refuse the command any more.
         """
         if not self.loaded:
             return
-        logged_values.restore_shared_state(
-            trainer, self.loaded["all_ranks"]
-        )  # a sanity check resets them
+        # Again, because a sanity check resets them.
+        logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
         if trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
             self.logs.rewind(self.loaded["logs"])
             lookup.set_aside_newer(path)
-            log.info("Going on from %s.", path)
+            log.info("Resuming from %s.", path)
 
     def begin_epochs(self, trainer: pl.Trainer) -> None:
         """Restore the checkpoint's state after all hooks at the start, before a batch is read."""
-        self.attributes.look_after_hooks(trainer)
+        self.attributes.record_after_hooks(trainer)
         if self.loaded:
             self.limit_val_batches = resume.hold_validation(trainer)
             is_inside = self.loaded["each_rank"] is not None
             if is_inside:
-                self.attributes.look_before_epoch(trainer)
+                self.attributes.pack_before_epoch(trainer)
                 resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
             elif counts := self.loaded.get("each_rank_at_end"):
                 logged_values.restore_rank_states(trainer, counts)
@@ -161,13 +157,13 @@ class SafePoint(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Resume, save or leave, if this batch begins an optimizer step."""
+        """If this batch begins an optimizer step: finish a resume, save, or leave."""
         if batch_idx % trainer.accumulate_grad_batches:
             return
         if self.loaded:
             resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
-                # Again: the hooks that move a batch have been called for the first one.
+                # Again, because hooks that move a batch have run for the first batch.
                 self.attributes.restore(trainer, self.loaded["attributes"])
                 logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
@@ -180,8 +176,8 @@ class SafePoint(pl.Callback):
         )
         if answer is not None:
             is_due, signum, self.validates_long, stop.is_voted = answer
-            is_due &= not self.saved_since_asked
-            self.saved_since_asked = False
+            is_due &= not self.saved_since_vote
+            self.saved_since_vote = False
         is_due |= self.validates_long and resume.validation_follows(trainer, batch_idx)
         every = self.every_n_steps
         is_due |= trainer.global_step // every > self.saved_step // every
@@ -191,39 +187,39 @@ class SafePoint(pl.Callback):
             self._leave(trainer, signum)
 
     def on_validation_start(self, *_: Any) -> None:
-        """Measure how long it takes, and be ready to leave it."""
+        """Start the clock of this validation, in which a signal may end the run."""
         self.signals.is_validating = True
         self.signals.leave_if_late()
         self.validation_started = time.monotonic()
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Record how long the validation took, as an estimate for the next one."""
+        """Store the duration of this validation as an estimate for the next one."""
         self.signals.is_validating = False
         if not trainer.sanity_checking:
             self.validation_seconds = time.monotonic() - self.validation_started
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end, with the weights that hooks set there: a longer run goes on from here."""
+        """Save the last checkpoint, or let ``end_late`` save it after hooks that set weights."""
         self.norms_at_end = norms(pl_module) if changes_weights_at_end(trainer) else None
         if self.norms_at_end is None:
             self._end(trainer)
 
     def end_late(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end after all hooks, where one of them may have set other weights."""
+        """Save the last checkpoint after all hooks, if one of them may have set other weights."""
         if self.norms_at_end is not None:
             self.are_weights_new = norms(pl_module) != self.norms_at_end
             self._end(trainer)
 
     def _end(self, trainer: pl.Trainer) -> None:
         self._save(trainer, is_end=True)
-        self.signals.wait_for_step = False  # from now on a signal is answered at once
+        self.signals.wait_for_step = False  # from now on a signal ends the run at once
         if signum := max(gather(trainer, self.signals.received, self.vote.group)):
             self._leave(trainer, signum)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End a resumed run that had nothing left to train as it would have ended before."""
+        """Restore the state of a resumed run that had nothing left to train."""
         if self.loaded:
-            if not self.has_begun:  # else it was done then, and what came since is of this start
+            if not self.has_begun:  # otherwise ``on_train_start`` has cut them
                 self._cut_logs(trainer)
             else:
                 trainer.limit_val_batches = self.limit_val_batches
@@ -235,7 +231,7 @@ class SafePoint(pl.Callback):
         self.loaded = {}
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         self.signals.restore()
 
     on_exception = teardown
@@ -243,35 +239,37 @@ class SafePoint(pl.Callback):
     def _save(self, trainer: pl.Trainer, is_end: bool = False) -> None:
         if not self.saves or ((step := trainer.global_step) == self.saved_step and not is_end):
             return
-        for logger in trainer.loggers:  # what is logged before the checkpoint must not be lost
-            getattr(logger, OF_FILES, logger.save)()
+        for logger in trainer.loggers:  # a checkpoint must not precede its logs
+            getattr(logger, WRITE_ALL, logger.save)()
         self.logged = self.logs.record() if trainer.is_global_zero else None
         path = lookup.path_of(self.folder, step)
 
-        def count_on_it() -> None:
+        def on_safe() -> None:
             lookup.link_newest(path)
             lookup.remove_old(self.folder, self.num_kept)
 
         self.is_writing, self.is_end = True, is_end
         try:
-            trainer.save_checkpoint(path, weights_only=False, storage_options=count_on_it)
+            trainer.save_checkpoint(path, weights_only=False, storage_options=on_safe)
         finally:
             self.is_writing = False
         self.saved_step, self.saved_time = step, time.monotonic()
-        self.saved_since_asked = True
+        self.saved_since_vote = True
         if is_end:
             self.io.finish()
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add what training has changed, and what is counted in the middle of an epoch."""
+        """Add changed attributes, and in a checkpoint of ours the state inside an epoch."""
         if self.vote is not None:
             checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.vote.group)
         if not self.is_writing:
-            return  # another callback's checkpoint, from which no run goes on
+            return  # another callback's checkpoint, from which no run resumes
         counts = gather(trainer, logged_values.rank_state(trainer, self.is_end), self.vote.group)
-        stops = trainer.should_stop and not is_time_over(trainer)  # resumed runs may have more
+        stops = trainer.should_stop and not is_time_over(
+            trainer
+        )  # a resumed run may have more time
         checkpoint["safe_point"] = {
             "format": FORMAT,
             "step": trainer.global_step,
@@ -285,15 +283,15 @@ class SafePoint(pl.Callback):
         }
 
     def _leave(self, trainer: pl.Trainer, signum: int) -> NoReturn:
-        """End this process once the checkpoint is safe; all of them have agreed to."""
+        """Exit once the checkpoint is safe. All ranks call this at the same step."""
         self.io.finish()
         if trainer.is_global_zero:
             step = trainer.global_step
-            is_saved = lookup.path_of(self.folder, step).exists()  # there is none before step 1
+            is_saved = lookup.path_of(self.folder, step).exists()  # no checkpoint before step 1
             log.warning(
                 "%s: %s step %d. %s",
                 *(signal.Signals(signum).name, "saved" if is_saved else "not saved at", step),
-                f"Go on with resume={self.folder.parent}" if self.saves else "checkpoint=null.",
+                f"Resume with resume={self.folder.parent}" if self.saves else "checkpoint=null.",
             )
         trainer.strategy.barrier()
         raise AgreedExit(128 + signum)

@@ -1,7 +1,7 @@
-"""Finds the Python values that training may change and that no ``state_dict`` holds.
+"""Find the Python values that training may change and that no ``state_dict`` holds.
 
-In: the trainer. Out: each value by the name of its owner and of the attribute. Next: ``attributes``
-compares them with those of the start, and keeps what differs.
+In: the trainer. Out: values by name: the label of an object, and its attribute. Next:
+``attributes`` compares them with those of the start, and saves those that differ.
 """
 
 from collections import deque
@@ -25,25 +25,25 @@ from harness.data.shared_batches import SharedBatchSampler
 from harness.kinds import FRAMEWORKS, REPORTING, package
 from harness.sharded import full_tensor, shard_like
 
-Name = tuple[str, str]  # an owner, and its attribute
+Name = tuple[str, str]  # the label of an object, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
 # The state of ``fully_shard`` on a module: a digest of its tensors would keep their memory.
 OF_FSDP = "__composable_api_state_key"
 
 
 def submodules_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a module and its submodules, by the names that checkpoints have for them."""
+    """Return a module and its submodules, by their labels in checkpoints."""
     return {f"module.{path}".rstrip("."): part for path, part in module.named_modules()}
 
 
 def has_attributes(part: nn.Module) -> bool:
-    """Return whether attributes of a submodule may count, beside what its ``state_dict`` holds."""
-    kind = type(part)  # MinMaxMetric, Running and others keep numbers that are no states
+    """Return whether a submodule may have attributes that matter and its ``state_dict`` lacks."""
+    kind = type(part)  # wrappers such as MinMaxMetric keep numbers that are no metric states
     return package(kind) not in FRAMEWORKS or kind.__module__.startswith("torchmetrics.wrappers.")
 
 
 def tracked_objects(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the objects whose attributes a checkpoint may keep, by name."""
+    """Return the objects whose attributes a checkpoint may keep, by label."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     parts = submodules_of(module).items()
     found: dict[str, Any] = {n: part for n, part in parts if has_attributes(part)}
@@ -54,110 +54,110 @@ def tracked_objects(trainer: pl.Trainer) -> dict[str, Any]:
         name = f"callback {type(callback).__name__}"
         number = sum(other.partition("#")[0] == name for other in found)
         found[f"{name}#{number + 1}" if number else name] = callback
-    found |= {f"optimizer {i}": one for i, one in enumerate(trainer.optimizers)}
+    found |= {f"optimizer {i}": o for i, o in enumerate(trainer.optimizers)}
     loaders = flat_loaders(trainer.train_dataloader) if trainer.train_dataloader is not None else []
     shared = [getattr(loader, "batch_sampler", None) for loader in loaders]
-    batches = [one.batches for one in shared if isinstance(one, SharedBatchSampler)]
-    samplers = [sampler for one in batches for sampler in samplers_in(one)]
-    authors = [one for one in samplers if package(type(one)) not in ("torch", "harness")]
-    return with_contained_objects(found) | {f"{SAMPLER} {i}": one for i, one in enumerate(authors)}
+    batches = [sampler.batches for sampler in shared if isinstance(sampler, SharedBatchSampler)]
+    samplers = [sampler for sampled in batches for sampler in samplers_in(sampled)]
+    of_user = [s for s in samplers if package(type(s)) not in ("torch", "harness")]
+    return with_contained_objects(found) | {f"{SAMPLER} {i}": s for i, s in enumerate(of_user)}
 
 
 def with_contained_objects(found: dict[str, Any]) -> dict[str, Any]:
-    """Add the objects that attributes of these owners hold, such as a running mean or a config."""
-    seen, held = {id(owner) for owner in found.values()}, dict[str, Any]()
-    for name, owner in found.items():
-        is_dict = isinstance(owner, dict)  # hyper-parameters
-        for attribute, value in (owner if is_dict else vars(owner)).items():
+    """Add the objects that attributes of these objects hold, such as a running mean."""
+    seen, contained = {id(holder) for holder in found.values()}, dict[str, Any]()
+    for label, holder in found.items():
+        is_dict = isinstance(holder, dict)  # hyper-parameters
+        for attribute, value in (holder if is_dict else vars(holder)).items():
             kind: Any = type(value)
             if not is_user_class(kind) or not hasattr(value, "__dict__") or id(value) in seen:
                 continue
-            if is_dict or is_kept(owner, attribute):
+            if is_dict or is_kept(holder, attribute):
                 seen.add(id(value))
-                held[f"{name}.{attribute}"] = value
-    return found | held
+                contained[f"{label}.{attribute}"] = value
+    return found | contained
 
 
 @cache
 def is_user_class(kind: Any) -> bool:
-    """Return whether the state of a class's objects is their attributes, as pickle sees it."""
+    """Return whether pickle stores objects of a class as their attributes alone."""
     packages = {package(base) for base in kind.__mro__[:-1]}
     if packages & {*FRAMEWORKS, *REPORTING, "torch", "builtins"} or issubclass(kind, IGNORED):
         return False
-    how = ("__reduce__", "__reduce_ex__", "__getstate__")
-    is_plain = all(getattr(kind, name) is getattr(object, name) for name in how)
+    methods = ("__reduce__", "__reduce_ex__", "__getstate__")
+    is_plain = all(getattr(kind, name) is getattr(object, name) for name in methods)
     return is_plain and not hasattr(kind, "__setstate__")
 
 
 @cache
 def framework_attributes(kind: Any) -> set[str]:
-    """Return the names of the attributes that Lightning or torch give to objects of a class."""
+    """Return the names of the attributes that Lightning or torch set on objects of a class."""
     module, data = pl.LightningModule(), pl.LightningDataModule()
     module.save_hyperparameters({"a": 1})
     data.save_hyperparameters({"a": 1})
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    torch.optim.lr_scheduler.ConstantLR(optimizer)  # which leaves marks on it
-    made = (nn.Module(), module, data, SumMetric(), optimizer)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)  # sets attributes of the optimizer
+    objects = (nn.Module(), module, data, SumMetric(), optimizer)
     bases = (nn.Module, pl.LightningModule, pl.LightningDataModule, Metric, torch.optim.Optimizer)
-    of_kind = [one for one, base in zip(made, bases, strict=True) if issubclass(kind, base)]
-    names = {name for one in of_kind for name in vars(one)} - {"training"}
-    return names | ({"datasets"} if issubclass(kind, DataModule) else set())  # made when asked for
+    of_kind = [x for x, base in zip(objects, bases, strict=True) if issubclass(kind, base)]
+    names = {name for x in of_kind for name in vars(x)} - {"training"}
+    return names | ({"datasets"} if issubclass(kind, DataModule) else set())  # made at first use
 
 
-def attributes_of(owner: Any) -> dict[str, Any]:
-    """Return attributes of an object, and collections of its class, that its author has made."""
-    kind: Any = type(owner)
+def attributes_of(holder: Any) -> dict[str, Any]:
+    """Return the user's attributes of an object, and the collections of its class."""
+    kind: Any = type(holder)
     if issubclass(kind, dict):  # hyper-parameters
-        return dict(owner)
-    authors = [base for base in kind.__mro__[::-1] if package(base) not in (*FRAMEWORKS, "torch")]
-    of_class = [item for base in authors for item in vars(base).items() if item[0][:2] != "__"]
-    found = {n: v for n, v in of_class if isinstance(v, (list, dict, set, deque))} | vars(owner)
+        return dict(holder)
+    of_user = [base for base in kind.__mro__[::-1] if package(base) not in (*FRAMEWORKS, "torch")]
+    of_class = [item for base in of_user for item in vars(base).items() if item[0][:2] != "__"]
+    found = {n: v for n, v in of_class if isinstance(v, (list, dict, set, deque))} | vars(holder)
     return {
         name: value
         for name, value in found.items()
-        # A function in the place of a method was put there by Lightning or the harness.
-        if is_kept(owner, name) and not (callable(value) and callable(getattr(kind, name, None)))
+        # A function that replaces a method comes from Lightning or this library.
+        if is_kept(holder, name) and not (callable(value) and callable(getattr(kind, name, None)))
     }
 
 
-def is_kept(owner: Any, name: str) -> bool:
-    """Return whether an attribute of this name may be its author's, and no ``state_dict`` has it.
+def is_kept(holder: Any, name: str) -> bool:
+    """Return whether an attribute may be the user's, and no ``state_dict`` holds it.
 
-    A checkpoint is asked for no other, as it may be a stranger's: ``best_k_models`` of a
-    ``ModelCheckpoint`` names files that are deleted.
+    Only such attributes are restored, because a checkpoint may be a stranger's. For example,
+    ``ModelCheckpoint.best_k_models`` names files that Lightning deletes.
     """
-    kind: Any = type(owner)
+    kind: Any = type(holder)
     if name in framework_attributes(kind) or name.startswith((OF_FSDP, "__")):
         return False
-    if isinstance(owner, Metric):
-        return name not in owner.metric_state
-    stock = [x for x in kind.__mro__ if x.__module__.startswith("pytorch_lightning.")]
-    if isinstance(owner, pl.Callback) and len(stock) > 1:  # such as a subclass of ModelCheckpoint
-        return not name.startswith("_") and name not in owner.state_dict()
+    if isinstance(holder, Metric):
+        return name not in holder.metric_state
+    lightning = [x for x in kind.__mro__ if x.__module__.startswith("pytorch_lightning.")]
+    if isinstance(holder, pl.Callback) and len(lightning) > 1:  # a subclass of ModelCheckpoint
+        return not name.startswith("_") and name not in holder.state_dict()
     return True
 
 
 def tracked_values(trainer: pl.Trainer) -> dict[Name, Any]:
     """Return all values that a checkpoint may keep."""
     module, found = trainer.lightning_module, dict[Name, Any]()
-    for label, owner in tracked_objects(trainer).items():
-        # The numbers and generators of samplers are kept with the loaders' position.
-        seeded = (bool, int, float, *GENERATORS) if label.startswith(SAMPLER) else ()
-        own = attributes_of(owner)
-        found |= {(label, n): v for n, v in own.items() if not isinstance(v, seeded)}
+    for label, holder in tracked_objects(trainer).items():
+        # The position of the loaders, another entry, holds numbers and generators of samplers.
+        left_out = (bool, int, float, *GENERATORS) if label.startswith(SAMPLER) else ()
+        values = attributes_of(holder)
+        found |= {(label, n): v for n, v in values.items() if not isinstance(v, left_out)}
     found |= unsaved_buffers(module)
     parameters = dict(module.named_parameters())
     found |= {(FLAG, name): parameter.requires_grad for name, parameter in parameters.items()}
-    # Lightning's own steps clear a gradient before it is computed; an author's may let it wait.
+    # Lightning clears gradients before it computes them. The user's own steps may keep them.
     if not module.automatic_optimization or is_overridden("optimizer_zero_grad", module):
-        waiting = {n: p.grad for n, p in parameters.items() if p.grad is not None}
-        found |= {(GRADIENT, name): full_tensor(gradient) for name, gradient in waiting.items()}
+        gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None}
+        found |= {(GRADIENT, name): full_tensor(grad) for name, grad in gradients.items()}
     return found
 
 
 def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
-    """Return the buffers that are not persistent, but for those of metrics."""
-    saved = nn.Module.state_dict(module)  # not an author's own, which may leave weights out
+    """Return the buffers that are not persistent, except those of metrics."""
+    saved = nn.Module.state_dict(module)  # the user's own state_dict may leave weights out
     return {
         (f"module.{path}".rstrip("."), name): buffer
         for path, part in module.named_modules()
@@ -168,10 +168,13 @@ def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
 
 
 def object_structure(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a resumed run must build alike: shapes of its tensors, and its optimizers."""
+    """Return the shapes of tensors, and the optimizers, which a resumed run must build again.
+
+    ``True`` stands for a tensor of any shape.
+    """
     state = nn.Module.state_dict(trainer.lightning_module).items()
     tensors = {name: value for name, value in state if isinstance(value, torch.Tensor)}
-    # A lazy layer has no shape before its first batch, and an observer loads those of any shape.
+    # A lazy layer has no shape before its first batch. An observer loads tensors of any shape.
     parts = trainer.lightning_module.named_modules()
     observers = {
         n for n, part in parts if type(part).__module__.startswith("torch.ao.quantization")
@@ -180,7 +183,7 @@ def object_structure(trainer: pl.Trainer) -> dict[str, Any]:
         name: is_lazy(tensor) or name.rpartition(".")[0] in observers or tuple(tensor.shape)
         for name, tensor in tensors.items()
     }
-    # Lightning brings back the groups that these have added.
+    # Lightning restores the parameter groups that these callbacks add.
     adds_groups = any(isinstance(c, pl.callbacks.BaseFinetuning) for c in callbacks_of(trainer))
     for i, optimizer in enumerate(trainer.optimizers):
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -189,10 +192,10 @@ def object_structure(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) -> None:
-    """Set a value that ``tracked_values`` lists, of a module or of an object in ``found``.
+    """Set a value that ``tracked_values`` lists, in a module or an object of ``found``.
 
     Raises:
-        KeyError: its owner is not there, or ``tracked_values`` gives no attribute of that name.
+        KeyError: the object does not exist, or ``tracked_values`` lists no such attribute.
     """
     label, attribute = name
     if label == FLAG:
@@ -200,16 +203,16 @@ def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) 
     elif label == GRADIENT:
         parameter = module.get_parameter(attribute)
         parameter.grad = shard_like(value.to(parameter.device), parameter)
-    elif isinstance(owner := found[label], dict):
-        owner[attribute] = value
-    elif is_kept(owner, attribute) and not callable(getattr(type(owner), attribute, None)):
-        setattr(owner, attribute, value)
+    elif isinstance(holder := found[label], dict):
+        holder[attribute] = value
+    elif is_kept(holder, attribute) and not callable(getattr(type(holder), attribute, None)):
+        setattr(holder, attribute, value)
     else:
         raise KeyError(f"no attribute of {label} is restored as {attribute}")
 
 
 def named_objects(trainer: pl.Trainer) -> dict[int, str]:
-    """Return the names, by id, of objects saved elsewhere or built anew in every run."""
+    """Return the names, by id, of objects that a checkpoint holds elsewhere or each run builds."""
     module = trainer.lightning_module
     named: list[tuple[str, Any]] = [("trainer", trainer), *tracked_objects(trainer).items()]
     named += [*module.named_modules(), *module.named_parameters(), *module.named_buffers()]

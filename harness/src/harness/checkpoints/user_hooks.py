@@ -1,6 +1,7 @@
-"""Finds what hooks of the user do at the start of an epoch and at the end of training.
+"""Find hooks of the user that act when an epoch starts or the training ends.
 
-Next: ``safe_point`` calls the first ones again on resume, and saves after the second ones.
+Next: ``safe_point`` calls the hooks of an epoch's start again on resume, and saves the last
+checkpoint after the hooks of the training's end.
 """
 
 import pytorch_lightning as pl
@@ -13,21 +14,21 @@ from harness.sharded import full_tensor
 
 
 def begins_epochs(callback: pl.Callback) -> bool:
-    """Return whether a callback's hook at an epoch's start must run again on resume inside one.
+    """Return whether ``on_train_epoch_start`` of a callback must run again on resume in an epoch.
 
-    A subclass of Lightning's ``BaseFinetuning`` that does not define that hook must not: it would
-    give the optimizer its parameters a second time.
+    A subclass of Lightning's ``BaseFinetuning`` that does not define the hook must not run it
+    again: Lightning's hook would add the parameters to the optimizer a second time.
     """
-    stock = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
+    lightning = callbacks.GradientAccumulationScheduler, callbacks.StochasticWeightAveraging
     hook = type(callback).on_train_epoch_start
     seeds = getattr(callback, "seeds_hooks", False)
-    return seeds or isinstance(callback, stock) or package(hook) not in FRAMEWORKS
+    return seeds or isinstance(callback, lightning) or package(hook) not in FRAMEWORKS
 
 
 def changes_weights_at_end(trainer: pl.Trainer) -> bool:
-    """Return whether a hook at the end of training may set weights that are to be saved.
+    """Return whether an ``on_train_end`` hook may set weights that the last checkpoint must hold.
 
-    Of Lightning's ``WeightAveraging`` checkpoints hold both weights already.
+    With Lightning's ``WeightAveraging`` it returns ``False``: checkpoints hold both weights.
     """
     found = callbacks_of(trainer)
     hooks = [type(callback).on_train_end for callback in found]
@@ -39,6 +40,6 @@ def changes_weights_at_end(trainer: pl.Trainer) -> bool:
 
 
 def norms(module: pl.LightningModule) -> dict[str, float]:
-    """Return the norm of each parameter and buffer of real numbers."""
+    """Return the norm of each floating-point parameter and buffer, by name."""
     tensors = {n: t.detach() for n, t in module.state_dict(keep_vars=True).items()}
     return {n: float(full_tensor(t.norm())) for n, t in tensors.items() if t.is_floating_point()}

@@ -1,7 +1,8 @@
-"""Writes checkpoints: plain ones, durably, while training goes on.
+"""Write plain checkpoints durably, in a thread.
 
-In: what Lightning has collected for a checkpoint. Out: a file that ``torch.load`` reads with its
-defaults, whole whenever the power goes. Next: ``reading`` and ``lookup``.
+In: the dict that Lightning has collected for a checkpoint. Out: a file that ``torch.load`` reads
+with its defaults, and that is complete even after a power failure. Next: ``reading`` and
+``lookup``.
 """
 
 import logging
@@ -23,35 +24,35 @@ from harness.files import DISK_FULL, atomic_write
 log = logging.getLogger(__name__)
 
 HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
-CLASSES = ("hparams_type", "datamodule_hparams_type")  # of the hyper-parameters' containers
+CLASSES = ("hparams_type", "datamodule_hparams_type")  # classes of the hyper-parameters' containers
 SETTINGS_LEFT_OUT = (
-    "Checkpoints leave out the hyper-parameters %s, which are not plain: a run that goes on builds "
-    "them from its config.\nLists and dicts of numbers and text are kept; "
-    "self.save_hyperparameters(ignore=[...]) says so in the code."
+    "Checkpoints leave out the hyper-parameters %s, which are not plain. A resumed run builds them "
+    "from its config.\nUse numbers, text, and lists and dicts of these. Or leave the others out: "
+    "self.save_hyperparameters(ignore=[...])."
 )
 OBJECTS_LEFT_OUT = (
-    "Checkpoints leave out %s: no run can go on from them.\ncheckpoint.trusted=true keeps objects; "
-    "going on then executes code that the file names. Or save numbers, text, lists, dicts, arrays "
-    "or tensors in on_save_checkpoint and state_dict."
+    "Checkpoints leave out %s. No run can resume from them.\nSave numbers, text, lists, dicts, "
+    "arrays or tensors in on_save_checkpoint and state_dict. Or keep objects with "
+    "checkpoint.trusted=true: to resume then executes code that the file names."
 )
 
 
 class DurableCheckpointIO(CheckpointIO):
-    """Write checkpoints so that a file of that name is whole, whenever the power goes.
+    """Write checkpoints atomically: after a power failure, a file with its name is complete.
 
-    A checkpoint is written beside its place and synced, takes its name in one move, and the folder
-    is synced. Lightning's own way stages in ``$TMPDIR``, which may be another file system, and
-    syncs nothing. A full disk is reported, and training goes on with the earlier checkpoints.
+    It writes a partial file in the same folder, syncs the file, renames it, and syncs the folder.
+    Lightning would write to ``$TMPDIR``, maybe on another file system, and sync nothing. A full
+    disk is an error in the log, and the training continues with the earlier checkpoints.
 
     Args:
-        is_trusted: keep objects that are not plain, and read them, which executes code of the file.
+        is_trusted: also save and load objects that are not plain. Loading executes the file's code.
     """
 
     def __init__(self, is_trusted: bool = False) -> None:
         self.is_trusted = is_trusted
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
-        self.reported: set[str] = set()
+        self.reported: set[str] = set()  # names in earlier warnings
 
     def save_checkpoint(
         self,
@@ -59,9 +60,10 @@ class DurableCheckpointIO(CheckpointIO):
         path: str | Path,
         storage_options: Callable[[], None] | None = None,
     ) -> None:
-        """Hand a checkpoint's bytes to the system; a thread syncs them while training goes on.
+        """Write a checkpoint; a thread syncs the file while the training continues.
 
-        ``storage_options`` is called when it is safe; without it this call waits for that.
+        ``storage_options`` is a function that the thread calls once the file is safe. Without it,
+        this method waits until then.
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
@@ -78,18 +80,18 @@ class DurableCheckpointIO(CheckpointIO):
         if storage_options is None:
             self.finish()
 
-    def _sync(self, path: Path, syncing: ExitStack, then: Callable[[], None] | None) -> None:
+    def _sync(self, path: Path, syncing: ExitStack, on_safe: Callable[[], None] | None) -> None:
         try:
-            syncing.close()  # syncs the file, gives it its name, and syncs the folder
-            if then is not None:
-                then()
+            syncing.close()  # syncs the file, renames it, and syncs the folder
+            if on_safe is not None:
+                on_safe()
         except Exception as error:
             if not self._is_full(path, error):
                 self.error = error
 
     def _is_full(self, path: Path, error: BaseException) -> bool:
-        """Report that the disk has no room, if that is the cause of an error."""
-        cause: BaseException | None = error  # torch raises another one while it closes the file
+        """Return whether a full disk caused an error, and log it if so."""
+        cause: BaseException | None = error  # torch raises another error while it closes the file
         while cause is not None and not (isinstance(cause, OSError) and cause.errno in DISK_FULL):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
@@ -99,10 +101,10 @@ class DurableCheckpointIO(CheckpointIO):
         return True
 
     def _plain(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return the plain part of a checkpoint; report once what is left out."""
+        """Return the plain entries of a checkpoint; warn once of all others."""
         packer = Packer(keeps_objects=self.is_trusted)
         content: dict[str, Any] = {}
-        settings: list[str] = []  # hyper-parameters that are left out
+        settings: list[str] = []  # names of hyper-parameters that are left out
         for key, value in checkpoint.items():
             if key == ATTRIBUTES:
                 content[key] = value
@@ -112,13 +114,13 @@ class DurableCheckpointIO(CheckpointIO):
                 settings += [str(name) for name in value if name not in content[key]]
             elif key not in CLASSES:
                 content[key] = packer.pack(value, (key,))
-        lost = [] if self.is_trusted else packer.objects
-        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in lost]
+        left_out = [] if self.is_trusted else packer.objects
+        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in left_out]
         if objects:
             content[LEFT_OUT] = join_first(objects)
-        for names, sentence in ((settings, SETTINGS_LEFT_OUT), (objects, OBJECTS_LEFT_OUT)):
+        for names, message in ((settings, SETTINGS_LEFT_OUT), (objects, OBJECTS_LEFT_OUT)):
             if not self.reported.issuperset(names):
-                log.warning(sentence, join_first(names))
+                log.warning(message, join_first(names))
             self.reported |= {*names}
         return content
 
@@ -126,7 +128,7 @@ class DurableCheckpointIO(CheckpointIO):
         """Wait until the last checkpoint is safe.
 
         Raises:
-            OSError: if it could not be written, though there was room.
+            OSError: the checkpoint was not written, and a full disk is not the reason.
         """
         if self.thread is not None:
             self.thread.join()
@@ -141,12 +143,12 @@ class DurableCheckpointIO(CheckpointIO):
         map_location: Any = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU; nothing in it is executed, unless the run trusts it."""
+        """Read a checkpoint to the CPU; execute code in it only with ``is_trusted``."""
         self.finish()
         return read_to_resume(Path(path), map_location, self.is_trusted)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint, which after a resume may be gone already; newer ones are safe."""
+        """Remove a checkpoint once newer ones are safe. After a resume, it may not exist."""
         self.finish()
         Path(path).unlink(missing_ok=True)
 
@@ -154,7 +156,7 @@ class DurableCheckpointIO(CheckpointIO):
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether torch's plain reader gives a value back as it is."""
+    """Return whether ``torch.load(weights_only=True)`` returns a value unchanged."""
     packer = Packer()
     packer.pack(value)
     return not (packer.num_marked or packer.objects)

@@ -224,9 +224,9 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
     folder = run_dir / "checkpoints"
     if lookup.by_step(folder):
         # This imports torch, which the run needs in any case.
-        from harness.checkpoints.reading import newest_whole
+        from harness.checkpoints.reading import newest_intact
 
-        path, skipped = newest_whole(folder)
+        path, skipped = newest_intact(folder)
         for line in skipped:
             print_text(line, sys.stderr)
         if path is not None:

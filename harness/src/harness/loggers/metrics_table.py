@@ -1,4 +1,4 @@
-"""Write a run's metrics to a CSV, one row per step and one column per metric."""
+"""Write a run's metrics to a CSV file with one row per step and one column per metric."""
 
 import csv
 import io
@@ -18,40 +18,40 @@ from harness.untrusted import table_bytes
 
 
 class MetricsTable(Logger):
-    """Write metrics to a CSV that a later test, or a run that goes on, adds to.
+    """Write metrics to a CSV file, to which a later test or a resumed run adds rows.
 
-    Lightning's ``CSVLogger`` deletes the file of an earlier start.
+    Lightning's ``CSVLogger`` would delete the file of an earlier start.
 
     Args:
-        path: the CSV.
+        path: the CSV file.
     """
 
-    name = version = ""  # parts of no path: the file has one of its own
+    name = version = ""  # Lightning builds paths from these; the file has its own path
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
-        self.rows: list[dict[str, Any]] = []  # not yet in the file
+        self.rows: list[dict[str, Any]] = []  # rows that the file lacks
         self.written_time = time.monotonic()
 
     @property
     def experiment(self) -> Any:
-        """Take every call and do nothing: modules send their pictures to all loggers."""
+        """Return an object that ignores all calls, because modules send pictures to all loggers."""
         return DummyLogger().experiment
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Leave them to config.yaml, which has all of them."""
+        """Write nothing: config.yaml holds the hyper-parameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add to the row of ``step``; rows before it are complete."""
+        """Add metrics to the row of ``step``. Earlier rows are complete."""
         if not self.rows or self.rows[-1]["step"] != step:
             self.rows.append({"step": step})
         self.rows[-1].update(metrics)
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the complete rows, once a second: that takes longer than a small network's step."""
+        """Write complete rows at most once a second: a write takes longer than a small step."""
         if time.monotonic() >= self.written_time + 1:
             self._write(self.rows[:-1])
             self.rows = self.rows[-1:]
@@ -64,7 +64,7 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def write_all(self) -> None:
-        """Write the last row as well: nothing is to come for its step."""
+        """Write all rows, including the last, which is complete now."""
         self._write(self.rows)
         self.rows = []
 
@@ -78,15 +78,15 @@ class MetricsTable(Logger):
             try:
                 with self.path.open("a", newline="") as file:
                     csv.DictWriter(file, columns).writerows(new)
-            except OSError:  # a full disk: all rows are written when there is room again
+            except OSError:  # a full disk: remove a partial row. A later call writes all rows
                 os.truncate(self.path, size)
                 raise
-        else:  # a new column changes the rows above, which happens in the first epochs only
+        else:  # a new column changes all rows, but only the first epochs add columns
             write(self.path, [*dict.fromkeys([*columns, *added])], [*read(self.path)[1], *new])
 
 
 def read(path: Path, num_rows: int | None = None) -> tuple[list[str], list[dict[str, str]]]:
-    """Read the columns of a table, and its rows or the first of them; empty without a file."""
+    """Return a table's columns, and all or the first rows; both are empty without a file."""
     if not path.exists():
         return [], []
     with path.open(newline="", errors="replace") as file:
@@ -95,20 +95,20 @@ def read(path: Path, num_rows: int | None = None) -> tuple[list[str], list[dict[
 
 
 def cut(path: Path, num_rows: int) -> int:
-    """Leave the first rows of a table, and the columns with a value in one of them.
+    """Keep only the first rows of a table, and the columns that have a value in these rows.
 
     Returns:
-        How many rows are left; 0 if they lack their steps.
+        The number of rows that remain; 0 if the table has no column ``step``.
 
     Raises:
-        UserError: if the table is no regular file, or has more cells than are read.
+        UserError: the table is no regular file, or has too many cells.
     """
     try:
         text = io.StringIO(table_bytes(path).decode(errors="replace"), newline="")
     except FileNotFoundError:
         return 0
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}. Remove it to go on without.") from error
+        raise UserError(f"{path} is damaged: {error}. Remove it to resume without it.") from error
     columns = next(csv.reader(text), [])
     used, num_left, start = set[int](), 0, text.tell()
     for row in islice(csv.reader(text), num_rows):
@@ -123,7 +123,7 @@ def cut(path: Path, num_rows: int) -> int:
 
 
 def write(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write a whole table in the place of another; file names may be no valid Unicode."""
+    """Write a table, and replace the old file; texts may contain invalid Unicode, as paths do."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, columns, extrasaction="ignore")
     table.writeheader()

@@ -1,7 +1,7 @@
-"""Write the predictions of all processes to one CSV.
+"""Write the predictions of all ranks to one CSV file.
 
-In: what ``predict_step`` returns for each batch. Out: a table with a row per sample, in the data
-set's order, and a file beside it for what is no table.
+In: the return value of ``predict_step`` for each batch. Out: a table with one row per sample, in
+the data set's order, and a ``.pt`` file for predictions that are no table.
 """
 
 import io
@@ -27,34 +27,38 @@ from harness.loggers import metrics_table
 log = logging.getLogger(__name__)
 
 OWN_COLUMNS = ("loader", "sample")
-MOST_COLUMNS = 32  # of a tensor; more are no table that a person reads
+MAX_COLUMNS = 32  # of a tensor, because a wider table is hard to read
 SINGLE = (str, bytes, bool, int, float, complex)
 Row: TypeAlias = tuple[int, int, int | None, dict[str, Any]]  # loader, batch, index, cells
 
 
 class PredictionTable(BasePredictionWriter):
-    """Write predictions to one CSV, a row per sample, in the data set's order.
+    """Write predictions to one CSV file, with one row per sample, in the data set's order.
 
-    ``predict_step`` may return a tensor or array with a row per sample, a list with one element per
-    sample, and dicts, tuples and dataclasses of these: keys and positions become the columns'
-    names, such as ``scores.0``. A list's elements are cells, and dicts of it columns. Nothing is
-    written of ``None``. Samples of a stream are numbered as they arrive: batch by batch, by rank.
+    ``predict_step`` may return:
 
-    Batches without a row per sample, and tensors with more than 32 numbers for each, such as masks,
-    go into a file beside the table that ends in ``.pt``: a list of dicts with ``loader``,
-    ``batch``, ``samples`` (their indices, or None) and ``prediction`` (all of it, or the tensors by
-    name), which ``torch.load`` reads with ``weights_only=True``.
+    - a tensor or an array with one row per sample; each position in a row becomes a column
+    - a list with one element per sample; elements become cells, and dicts become columns
+    - dicts, tuples and dataclasses of these; keys and positions name the columns: ``logits.0``
+    - ``None``, for a batch without predictions
+
+    Samples of a stream are numbered in their order of arrival: by batch, then by rank.
+
+    A batch without one row per sample goes into a ``.pt`` file next to the table. So does a tensor
+    with more than 32 numbers per sample, such as a mask. The file holds a list of dicts, which
+    ``torch.load(weights_only=True)`` reads. Their keys are ``loader``, ``batch``, ``samples``
+    (indices, or None) and ``prediction`` (the return value, or its tensors by name).
 
     Args:
-        path: where the table goes.
+        path: the CSV file.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(write_interval="batch")
         self.path = Path(path)
         self.rows: list[Row] = []
-        self.batches: list[dict[str, Any]] = []  # those that are no table
-        self.reason = ""  # why the first of them is none
+        self.batches: list[dict[str, Any]] = []  # batches that are no table
+        self.reason = ""  # why the first of these batches is no table
         self.last_indices: Sequence[int] | None = None
 
     def write_on_batch_end(
@@ -68,55 +72,55 @@ class PredictionTable(BasePredictionWriter):
         dataloader_idx: int = 0,
     ) -> None:
         """Add the rows of one batch."""
-        # Lightning passes the last batch's indices again where it does not know this one's.
+        # Lightning passes the last batch's indices again if it does not know those of this batch.
         has_indices = bool(batch_indices) and batch_indices is not self.last_indices
         indices = list(batch_indices or ()) if has_indices else None
         self.last_indices = batch_indices
         if prediction is None:
             return
-        rest, reason = plain(prediction), ""
+        rest, reason = to_plain(prediction), ""
         num_samples = len(indices) if indices else batch_size(rest)
         columns: dict[str, Any] = {}
         try:
             columns = columns_of(rest, "", num_samples)
             rest = {n: columns.pop(n) for n, v in [*columns.items()] if isinstance(v, Tensor)}
             reason = ", ".join(
-                f"{n} has {v[0].numel():,} numbers a sample" for n, v in rest.items()
+                f"{n} has {v[0].numel():,} numbers per sample" for n, v in rest.items()
             )
         except ValueError as error:
             reason = str(error)
         if reason:
             self.reason = self.reason or reason
-            where = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
-            self.batches.append(where | {"prediction": rest})
+            position = {"loader": dataloader_idx, "batch": batch_idx, "samples": indices}
+            self.batches.append(position | {"prediction": rest})
         for row in range(num_samples if columns else 0):
             cells = {name: column[row] for name, column in columns.items()}
             index = indices[row] if indices else None
             self.rows.append((dataloader_idx, batch_idx, index, cells))
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Gather the rows and write the files, which appear only when they are complete."""
-        parts = gather(trainer, (self.rows, self.batches, self.reason), to_first=True)
+        """Gather the rows of all ranks, and write the files atomically on rank 0."""
+        ranks = gather(trainer, (self.rows, self.batches, self.reason), to_first=True)
         if not trainer.is_global_zero:
             return
-        rows = [row for part in parts for row in part[0]]
-        batches = [batch for part in parts for batch in part[1]]
+        rows = [row for rank in ranks for row in rank[0]]
+        batches = [batch for rank in ranks for batch in rank[1]]
         if batches:
             path, file = self.path.with_suffix(".pt"), io.BytesIO()
             torch.save(sorted(batches, key=lambda b: (b["loader"], b["batch"])), file)
             write_durably(path, file.getvalue())
-            reason = next(part[2] for part in parts if part[2])
-            log.warning("%s holds what is no table, of %d batches: %s", path, len(batches), reason)
+            reason = next(rank[2] for rank in ranks if rank[2])
+            log.warning("%s holds %d batches that are no table: %s", path, len(batches), reason)
         if rows:
             loader = getattr(trainer, "predict_dataloaders", None)
-            facts = getattr(getattr(loader, "dataset", None), "sample_columns", {})
-            write(self.path, numbered(rows), facts)
+            data_columns = getattr(getattr(loader, "dataset", None), "sample_columns", {})
+            write(self.path, number_rows(rows), data_columns)
         elif not batches:
-            log.warning("%s is not written: predict_step has returned nothing.", self.path)
+            log.warning("%s was not written, because predict_step returned nothing.", self.path)
 
 
-def plain(value: Any) -> Any:
-    """Convert a value to tensors, dicts, lists, tuples, numbers and texts; others become texts."""
+def to_plain(value: Any) -> Any:
+    """Convert a value to tensors, dicts, lists, tuples and numbers; others become texts."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(value.copy())
     elif isinstance(value, (np.ndarray, np.generic)):
@@ -129,14 +133,14 @@ def plain(value: Any) -> Any:
         value = value.detach().cpu().clone()
         return value if type(value) is Tensor else value.as_subclass(Tensor)
     if isinstance(value, Mapping):
-        return {k if isinstance(k, int) else str(k): plain(part) for k, part in value.items()}
+        return {k if isinstance(k, int) else str(k): to_plain(part) for k, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+        return (tuple if isinstance(value, tuple) else list)(map(to_plain, value))
     return value if value is None or isinstance(value, SINGLE) else str(value)
 
 
 def batch_size(prediction: Any) -> int:
-    """Return the length of the first tensor or list of a prediction; 1 if it has neither."""
+    """Return the length of the first tensor or list of a prediction, or 1 if it has none."""
     while isinstance(prediction, (dict, tuple)) and prediction:
         prediction = next(iter(prediction.values() if isinstance(prediction, dict) else prediction))
     is_scalar = isinstance(prediction, Tensor) and prediction.ndim == 0
@@ -144,18 +148,18 @@ def batch_size(prediction: Any) -> int:
 
 
 def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
-    """Return names and cells of the columns in a prediction that ``plain`` has converted.
+    """Return the columns of a plain prediction: the cells by name.
 
-    Tensors with too many numbers for columns stay tensors.
+    A tensor with more than ``MAX_COLUMNS`` numbers per sample stays a tensor.
 
     Raises:
-        ValueError: if something does not have one row per sample.
+        ValueError: a part of the prediction does not have one row per sample.
     """
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested:
         if value.ndim < 2:
             value = value.tolist()
         elif len(value) == num_samples:  # (B, ...): a column per position
-            if value[0].numel() > MOST_COLUMNS:
+            if value[0].numel() > MAX_COLUMNS:
                 return {name or "prediction": value}
             value = tuple(value.flatten(start_dim=1).unbind(dim=1))
     elif isinstance(value, list) and len(value) == num_samples:
@@ -176,19 +180,20 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
         value = [value]
     if not isinstance(value, list) or len(value) != num_samples:
         is_rows = isinstance(value, (list, Tensor))
-        what = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
-        where = f" in {name}" if name else ""
+        returned = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
+        place = f" in {name}" if name else ""
         raise ValueError(
-            f"predict_step returned {what} for {num_samples} samples{where}. Return one row per "
-            "sample; of several columns a tuple or a dict."
+            f"predict_step returned {returned} for {num_samples} samples{place}. Return one row "
+            "per sample. For several columns, return a tuple or a dict."
         )
     return {f"prediction.{name}" if name in OWN_COLUMNS else name or "prediction": value}
 
 
-def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Number rows, of the first process, of the second, ..., by loader and index, or as they came.
+def number_rows(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the cells of each row by loader and sample index, or for streams by row number.
 
-    The sort keeps the order of equal keys: of the processes, and of the rows of a batch.
+    Args:
+        rows: those of rank 0, of rank 1, and so on. The sort keeps this order in a batch.
     """
     streams = {loader for loader, _, index, _ in rows if index is None}
     by_number: dict[tuple[int, int], dict[str, Any]] = {}
@@ -201,34 +206,34 @@ def numbered(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def write(
-    path: Path, rows: Mapping[tuple[int, int], dict[str, Any]], facts: Mapping[str, Any]
+    path: Path, rows: Mapping[tuple[int, int], dict[str, Any]], data_columns: Mapping[str, Any]
 ) -> None:
-    """Write the table; ``facts`` are columns of the data set's own, which come first."""
+    """Write the table. ``data_columns`` of the data set precede those of the predictions."""
     kinds = {(loader, frozenset(row)) for (loader, _), row in rows.items()}
     names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
     loaders = {loader for loader, _ in kinds}
     if len(kinds) > len(loaders):
         log.warning(
-            "Batches have different columns (%s): padding is not the sample's own. Return a list "
-            "with each sample's own numbers (row[:length].tolist()), or columns of one width.",
+            "Batches have different columns (%s), perhaps because of padding. Return a list with "
+            "each sample's own numbers (row[:length].tolist()), or the same number of columns.",
             join_first((name for name in names if any(name not in row for _, row in kinds)), 3),
         )
     own = OWN_COLUMNS if len(loaders) > 1 else OWN_COLUMNS[1:]
-    facts = {name: column for name, column in facts.items() if name not in names}
+    data_columns = {name: column for name, column in data_columns.items() if name not in names}
     lines = (
         {"loader": loader, "sample": number}
-        | {name: column[number] for name, column in facts.items()}
+        | {name: column[number] for name, column in data_columns.items()}
         | rows[loader, number]
         for loader, number in sorted(rows)
     )
     safe = ({as_text(name): as_text(cell) for name, cell in line.items()} for line in lines)
-    metrics_table.write(path, [*map(as_text, [*own, *facts, *names])], safe)
+    metrics_table.write(path, [*map(as_text, [*own, *data_columns, *names])], safe)
 
 
 def as_text(cell: Any) -> Any:
-    """Begin a text with an apostrophe that a spreadsheet would compute, such as ``=1+1``.
+    """Put an apostrophe before a text that a spreadsheet would compute, such as ``=1+1``.
 
-    A text may be a stranger's: the name of a class, or what a network was taught to write.
+    A text may be a stranger's: the name of a class, or the output of a network.
     """
     is_formula = isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r")
     return f"'{cell}" if is_formula else cell

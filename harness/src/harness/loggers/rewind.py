@@ -1,8 +1,8 @@
-"""Make a run's logs what they were when a checkpoint was written.
+"""Cut a run's logs to their length at a checkpoint.
 
-A checkpoint records how long each log was. What was logged later is cut off, because it will be
-logged again: the file of TensorBoard by its bytes, ``metrics.csv`` by its rows, whatever a module
-counts as steps.
+A checkpoint records the length of each log. A resumed run cuts off all later entries, because it
+logs them again. TensorBoard's files are cut by bytes, and ``metrics.csv`` by rows. So the cut does
+not depend on the module's own count of steps.
 """
 
 import logging
@@ -15,23 +15,23 @@ from harness.loggers import metrics_table
 
 log = logging.getLogger(__name__)
 
-PREFIX = "events.out.tfevents."  # of the names of TensorBoard's files
+PREFIX = "events.out.tfevents."  # begins the names of TensorBoard's files
 EMPTY: dict[str, Any] = {"rows": 0, "events": {}}
 
 
 class Logs:
-    """A run's ``metrics.csv`` and files of TensorBoard; make it before the loggers open theirs.
+    """A run's ``metrics.csv`` and TensorBoard files. Create it before the loggers open their files.
 
     Args:
-        run_dir: of the run.
+        run_dir: the run's folder.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.table, self.folder = run_dir / "metrics.csv", run_dir / "tensorboard"
-        self.earlier = self._files()  # this process has opened none
+        self.earlier = self._files()  # files of earlier starts
 
     def record(self) -> dict[str, Any]:
-        """Sync what the loggers have written; return the table's rows and the files' bytes."""
+        """Sync the logs to the disk; return the number of rows, and the bytes of each file."""
         files = self._files()
         for path in [*files.values(), *[self.table] * self.table.exists()]:
             fsync(path)
@@ -40,10 +40,10 @@ class Logs:
         return {"rows": max(0, num_lines - 1), "events": sizes}
 
     def rewind(self, record: dict[str, Any] = EMPTY) -> None:
-        """Cut off what was logged after a record was made; warn of what is missing before it."""
+        """Cut off all entries after a record; warn of missing entries before the record."""
         self._cut_table(record["rows"])
         for name in record["events"].keys() - self.earlier.keys():
-            log.warning("%s is not there, nor are the curves in it.", self.folder / name)
+            log.warning("%s does not exist, so its curves are lost.", self.folder / name)
         for name, path in self.earlier.items():
             if not (size := record["events"].get(name, 0)):
                 path.unlink()
@@ -53,7 +53,7 @@ class Logs:
                 log.warning("%s has lost %d bytes.", path, size - path.stat().st_size)
 
     def _cut_table(self, num_rows: int) -> None:
-        """Leave the first rows, and the columns that have a value in one of them."""
+        """Keep the first rows, and the columns that have a value in them."""
         if num_rows == 0:
             self.table.unlink(missing_ok=True)
             return
@@ -62,6 +62,6 @@ class Logs:
             log.warning("%s has lost rows: %d of %d are left.", self.table, num_left, num_rows)
 
     def _files(self) -> dict[str, Path]:
-        """Return TensorBoard's files, by path below its folder; add_scalars makes subfolders."""
+        """Return TensorBoard's files by path below its folder; ``add_scalars`` makes subfolders."""
         paths = sorted(self.folder.rglob(f"{PREFIX}*"))
         return {str(path.relative_to(self.folder)): path for path in paths}

@@ -1,6 +1,6 @@
-"""Write TensorBoard's events without waiting, and let no logger that fails cost a run its result.
+"""Write TensorBoard's events in the background, and let a run continue if a logger fails.
 
-In: the loggers that the config names. Out: the same, guarded. Next: the Trainer calls them.
+In: the loggers that the config names. Out: the same loggers, guarded. Next: the Trainer calls them.
 """
 
 import logging
@@ -13,40 +13,41 @@ from pytorch_lightning.utilities import rank_zero_only
 log = logging.getLogger(__name__)
 
 CALLS = ["log_hyperparams", "log_metrics", "log_graph", "save", "after_save_checkpoint", "finalize"]
-OF_FILES = "write_all"  # a method of the harness's own loggers, which write files
+WRITE_ALL = "write_all"  # a method that only this library's loggers have, which write files
 
 
 class TensorBoard(TensorBoardLogger):
-    """Lightning's logger, whose events reach the disk in the background, ``flush_secs`` later.
+    """Lightning's logger, but events reach the disk in the background, every ``flush_secs``.
 
-    Lightning would wait for the disk whenever it has logged, which takes longer than a small
-    network's step.
+    Lightning would wait for the disk after each row, which takes longer than a small network's
+    step.
     """
 
     def save(self) -> None:
-        """Leave it to the background; the settings are in the run's ``config.yaml``."""
+        """Do nothing: events are written in the background, and config.yaml holds the settings."""
 
     @rank_zero_only
     def write_all(self) -> None:
-        """Wait until everything is in the file."""
+        """Wait until all events are in the file."""
         self.experiment.flush()
 
 
 def guarded(logger: Logger) -> Logger:
-    """Guard the calls that Lightning and the harness make of a logger."""
-    failed: set[str] = set()
-    for name in [*CALLS, OF_FILES]:
+    """Return the same logger, whose methods log an error once instead of raising it."""
+    failed: set[str] = set()  # names of methods that have failed
+    for name in [*CALLS, WRITE_ALL]:
         if hasattr(logger, name):
             setattr(logger, name, partial(_call, logger, name, failed))
     return logger
 
 
 def _call(logger: Logger, name: str, failed: set[str], *args: Any, **kwargs: Any) -> Any:
-    """Make a call that the logger's class defines; log its first failure, and go on.
+    """Call a method of the logger's class; log its first error, and return.
 
-    A file may have room again later. A tracker gets nothing more: each call may wait for minutes.
+    A logger of files is called again, because the disk may have space later. A tracker is not
+    called again, because each call may wait for minutes.
     """
-    is_tracker = not hasattr(logger, OF_FILES)
+    is_tracker = not hasattr(logger, WRITE_ALL)
     if is_tracker and failed:
         return
     try:
@@ -55,7 +56,7 @@ def _call(logger: Logger, name: str, failed: set[str], *args: Any, **kwargs: Any
         if name not in failed:
             # TensorBoard's message for a full disk is that a number is not supported.
             reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
-            what, rest = f"{type(logger).__name__}.{name}", " without it" if is_tracker else ""
-            log.warning("%s has failed, and the run goes on%s: %s", what, rest, reason)
+            method, without = f"{type(logger).__name__}.{name}", " without it" if is_tracker else ""
+            log.warning("%s failed, and the run continues%s: %s", method, without, reason)
             log.info("The traceback:", exc_info=error)
         failed.add(name)
