@@ -66,7 +66,7 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, monkeypatch: pytest.M
 def test_structure_that_no_run_can_go_on_with_is_named_at_that_checkpoint(tmp_path: Path) -> None:
     train(config(tmp_path / "run", "trainer.num_sanity_val_steps=2", module="Exchanges"))
     (line,) = lines_of(tmp_path / "run", "has added, removed or replaced")
-    assert "exchanged extra.bias, extra.weight, optimizer 0: no run can go on from" in line
+    assert "replaced extra.bias, extra.weight, optimizer 0. No run can resume from" in line
 
 
 def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_alike(tmp_path: Path) -> None:
