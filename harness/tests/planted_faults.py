@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "a smaller share counts as a whole one": Fault(
         "data/batches.py",
-        "return local_size * self.num_shares / global_size",
+        "return local_size * self.num_local_batches / global_size",
         "return 1.0",
         "test_same_experiment.py",
     ),

@@ -89,4 +89,4 @@ check_kinds(Model(), None, [], [])
 """
     errors = python(text, installed)
     assert "model: __main__.Model is not a LightningModule." in errors
-    assert "was imported before harness: import harness first" in errors
+    assert "was imported before harness. Import harness first" in errors

@@ -102,7 +102,7 @@ class LocalBatchCounts:
     """The size and weight of this rank's local batches; subclasses implement ``counts``."""
 
     name = ""  # the loader's name in messages
-    num_shares = 1  # local batches in a global batch: ranks x micro-batches
+    num_local_batches = 1  # local batches in a global batch: ranks x micro-batches
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
         """Return the sizes of the local and the global batch; (0, 0) after the last batch."""
@@ -114,7 +114,7 @@ class LocalBatchCounts:
         Lightning averages ranks and accumulated batches with equal weights, which is wrong for
         local batches of unequal size. The weight is 1 if all local batches are equally large.
         """
-        if self.num_shares == 1:
+        if self.num_local_batches == 1:
             return 1.0
         local_size, global_size = self.counts(batch_idx)
         if not global_size:
@@ -123,7 +123,7 @@ class LocalBatchCounts:
                 "cannot split them.\nYield one batch for each of the batch_sampler, or use one "
                 "process."
             )
-        return local_size * self.num_shares / global_size
+        return local_size * self.num_local_batches / global_size
 
     def is_padding(self, batch_idx: int) -> bool:
         """Return whether this local batch is empty; it then repeats a sample with weight 0."""
@@ -136,12 +136,12 @@ class LocalBatchCounts:
         return max(1, local_size) if global_size else None
 
 
-def local_bounds(size: int, index: int, num_shares: int) -> tuple[int, int]:
+def local_bounds(size: int, index: int, num_local_batches: int) -> tuple[int, int]:
     """Return the range (first, last + 1) of local batch ``index`` within a global batch.
 
-    The sizes of the ``num_shares`` local batches differ by at most one.
+    The sizes of the ``num_local_batches`` local batches differ by at most one.
     """
-    return -(-size * index // num_shares), -(-size * (index + 1) // num_shares)
+    return -(-size * index // num_local_batches), -(-size * (index + 1) // num_local_batches)
 
 
 def check_batch_size(size: int, num_processes: int, num_micro_batches: int, name: str) -> None:

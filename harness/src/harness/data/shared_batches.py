@@ -68,7 +68,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
 
     def __post_init__(self) -> None:
         self.dataset = None if isinstance(self.dataset, BatchedDataset) else self.dataset
-        self.num_shares = self.num_ranks * self.num_micro_batches
+        self.num_local_batches = self.num_ranks * self.num_micro_batches
         self.is_fixed |= self.is_round_robin
         self.epoch = 0  # of the next ``iter``
         self.start = (0, 0)  # the epoch and step at which a run resumes
@@ -225,7 +225,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
                 step = len(self.totals) - 2
                 for micro in range(self.num_micro_batches) if step >= first else ():
                     share = micro * self.num_ranks + self.rank
-                    low, high = local_bounds(len(indices), share, self.num_shares)
+                    low, high = local_bounds(len(indices), share, self.num_local_batches)
                     yield indices[low:high] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
@@ -275,7 +275,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         if step + 1 >= len(self.totals):
             return 0, 0
         size = self.totals[step + 1] - self.totals[step]
-        low, high = local_bounds(size, micro * self.num_ranks + self.rank, self.num_shares)
+        low, high = local_bounds(size, micro * self.num_ranks + self.rank, self.num_local_batches)
         return high - low, size
 
     def num_before(self, batch_idx: int) -> int:
@@ -283,4 +283,4 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         step, micro = divmod(batch_idx, self.num_micro_batches)
         first = self.totals[min(step, len(self.totals) - 1)]
         size = self.counts(batch_idx)[1]
-        return first + local_bounds(size, micro * self.num_ranks, self.num_shares)[0]
+        return first + local_bounds(size, micro * self.num_ranks, self.num_local_batches)[0]

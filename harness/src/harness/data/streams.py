@@ -95,7 +95,7 @@ class SharedStream(LocalBatchCounts):
     seeds_transfer = False  # see ``SharedLoader``
 
     def __post_init__(self) -> None:
-        self.num_shares = self.num_ranks
+        self.num_local_batches = self.num_ranks
         self.epoch = 0
         self.start = (0, 0)  # the epoch and batch at which a run resumes
         self.sizes: dict[int, tuple[int, int]] = {}  # recent batches: local and global size
@@ -103,7 +103,7 @@ class SharedStream(LocalBatchCounts):
         self.group: Any = None
 
     def __len__(self) -> int:
-        if self.num_shares > 1:
+        if self.num_local_batches > 1:
             raise TypeError("parts of a stream differ in length")
         return len(self.loader)
 
@@ -124,11 +124,12 @@ class SharedStream(LocalBatchCounts):
         """Return the settings of the batches; those of a resumed run must be equal."""
         settings = {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
         num_workers = getattr(self.loader, "num_workers", 0)
-        return settings | {"number of processes": self.num_shares, "num_workers": num_workers}
+        num_processes = self.num_local_batches
+        return settings | {"number of processes": num_processes, "num_workers": num_workers}
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
         """See ``LocalBatchCounts``."""
-        return self.sizes.get(batch_idx, (1, self.num_shares))
+        return self.sizes.get(batch_idx, (1, self.num_local_batches))
 
     def num_samples_in(self, batch_idx: int) -> int | None:
         """See ``LocalBatchCounts``; ``None`` for a stream that yields ready batches."""
@@ -160,7 +161,8 @@ class SharedStream(LocalBatchCounts):
             batch = batch if new_batch is END else new_batch
             if batch is END:
                 raise UserError(
-                    f"{self.name} has no batch for rank {self.rank} of {self.num_shares} processes."
+                    f"{self.name} has no batch for rank {self.rank} of "
+                    f"{self.num_local_batches} processes."
                     "\nUse fewer processes, or more samples."
                 )
             yield batch
@@ -171,10 +173,10 @@ class SharedStream(LocalBatchCounts):
             return 0, END
         if self.batch_size:
             return item  # type: ignore[no-any-return]  # from ``_with_count``
-        return max(1, extract_batch_size(item)) if self.num_shares > 1 else 1, item
+        return max(1, extract_batch_size(item)) if self.num_local_batches > 1 else 1, item
 
     def _sum(self, number: int) -> int:
-        if self.num_shares == 1:
+        if self.num_local_batches == 1:
             return number
         self.group = self.group or dist.new_group(backend="gloo")
         total = torch.tensor(number)

@@ -48,8 +48,8 @@ class FewSamples:
         self.first = {id(loader): first_batches(loader) for loader in flat_loaders(loaders)}
         samplers = [loader.batch_sampler for loader in flat_loaders(loaders)]
         fewest = min(len(batch) for batches in self.first.values() for batch in batches)
-        num_shares = max(sampler.num_shares for sampler in samplers)
-        self.size = min(fewest, MOST_SAMPLES, most_samples(-(-fewest // num_shares), is_larger))
+        local_size = -(-fewest // max(sampler.num_local_batches for sampler in samplers))
+        self.size = min(fewest, MOST_SAMPLES, most_samples(local_size, is_larger))
         if self.size < FEWEST_SAMPLES:
             raise NotCheckedError(f"a batch has fewer than {FEWEST_SAMPLES} samples")
         # If all local batches have one size, a mean of the ranks' means by hand is correct.
@@ -174,11 +174,12 @@ def most_samples(num_here: int, is_larger: bool) -> int:
 
 def is_even(sampler: SharedBatchSampler) -> bool:
     """Return whether all local batches of a training have the same size."""
-    size, num_shares = getattr(sampler.batches, "batch_size", None), max(2, sampler.num_shares)
-    if not size or size % num_shares:
+    size = getattr(sampler.batches, "batch_size", None)
+    num_local_batches = max(2, sampler.num_local_batches)
+    if not size or size % num_local_batches:
         return False
     rest = sampler.settings()["num_samples"] % size
-    return bool(getattr(sampler.batches, "drop_last", False)) or rest % num_shares == 0
+    return bool(getattr(sampler.batches, "drop_last", False)) or rest % num_local_batches == 0
 
 
 def first_batches(loader: Any) -> list[list[Any]]:
