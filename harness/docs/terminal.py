@@ -1,4 +1,4 @@
-"""Draw harness/docs/terminal.svg: what a person sees who trains for the first time.
+"""Draw harness/docs/terminal.svg, the terminal of a first training.
 
 python harness/docs/terminal.py
 """
@@ -16,8 +16,8 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 118
-WORDS = ["experiment=synthetic"]
-# What rich's own picture has but for the fonts that it would fetch from the network.
+OVERRIDES = ["experiment=synthetic"]
+# The format of rich's own picture, without the fonts that it would fetch from the network.
 FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace;
@@ -37,13 +37,13 @@ FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/sv
 """
 
 
-def record(words: list[str]) -> str:
-    """Everything that a training writes to a terminal."""
+def record(overrides: list[str]) -> str:
+    """Return everything that a training writes to a terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
         os.environ.update(COLUMNS=str(COLUMNS), TERM="xterm-256color", VIRTUAL_ENV=sys.prefix)
-        os.execv(sys.executable, [sys.executable, "train.py", *words])
+        os.execv(sys.executable, [sys.executable, "train.py", *overrides])
     written = b""
     while True:
         try:
@@ -58,7 +58,7 @@ def record(words: list[str]) -> str:
 
 
 def screen(written: str) -> list[str]:
-    """The lines that stand on the screen at the end, with their colours."""
+    """Return the lines on the screen at the end, with their colours."""
     lines = [""]
     for piece in re.split(r"(\n|\x1b\[1A|\x1b\[2K|\x1b\[\?25[hl]|\r)", written):
         if piece == "\n":
@@ -75,12 +75,12 @@ def screen(written: str) -> list[str]:
 def main() -> None:
     """Train, and draw the screen."""
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
-        written = record([*WORDS, f"output_dir={folder}"])
+        written = record([*OVERRIDES, f"output_dir={folder}"])
         written = written.replace(f"{Path(folder).name}/", "outputs/").replace(f"{ROOT}/", "")
         shutil.rmtree(folder, ignore_errors=True)
         Path(folder).mkdir()
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(f"[bold green]$[/] python train.py {' '.join(WORDS)}", highlight=False)
+    console.print(f"[bold green]$[/] python train.py {' '.join(OVERRIDES)}", highlight=False)
     for line in screen(written):
         console.print(Text.from_ansi(line), soft_wrap=True)
     picture = console.export_svg(title="train.py", code_format=FORMAT, unique_id="t")

@@ -20,7 +20,7 @@ SMALL = LIBRARY / "tests" / "project"
 # The project whose commands the tests run, and whose folder they run in. Those of examples/ need
 # the examples of the template, and run where this variable names its folder.
 ROOT = Path(os.environ.get("TEST_PROJECT", SMALL)).resolve()
-# What the tests import, and the commands that they start: a project, the library, these tests.
+# The tests, and the commands that they start, import a project, the library, and these tests.
 SOURCES = [str(folder) for folder in (ROOT / "src", SMALL / "src", LIBRARY / "src", LIBRARY)]
 sys.path[:0] = SOURCES
 known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -46,7 +46,7 @@ WARNINGS = [
 
 
 def pytest_collection() -> None:
-    """Run all tests in the project's folder, as its owner types commands there."""
+    """Run all tests in the project's folder, as a user types commands there."""
     os.chdir(ROOT)
 
 
@@ -57,7 +57,7 @@ def slow(*values: Any) -> list[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning is an error in the harness's tests; in the owner's it is the owner's."""
+    """A warning is an error in the library's tests, and the user decides in a project's."""
     num_gpus = torch.cuda.device_count() if TEST_DEVICE == "cuda" else 2
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):

@@ -1,4 +1,4 @@
-"""Faults that each break a promise, planted in a copy of the harness, and the tests that find them.
+"""Faults that each break a promise, planted in a copy of the library, and tests that find them.
 
     pytest -s -m slow tests/test_planted_faults.py -k share    those whose name has the word
 
@@ -20,7 +20,7 @@ SRC = Path("src", "harness")
 class Fault(NamedTuple):
     """One change of one file that no user must ever meet."""
 
-    path: str  # of the file, below the harness
+    path: str  # of the file, below harness/
     text: str  # stands in it once
     fault: str  # takes its place
     tests: str  # find it

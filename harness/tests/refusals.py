@@ -1,4 +1,4 @@
-"""What a command says that is refused, asked in this process: nothing of it needs torch."""
+"""Return the message of a refused command, which runs in this process without torch."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 
 def refusal(*words: str, task: str = "train", conf: Path = ROOT / "conf") -> str:
-    """The message with which a command ends."""
+    """Return the message with which a command ends."""
     with pytest.raises(SystemExit) as stop:
         main.main(task, conf, [*words])
     return str(stop.value.code)

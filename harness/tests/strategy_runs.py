@@ -34,14 +34,14 @@ COMMON = (
     "logger.tensorboard=null",
 )
 SAME = 1e-9  # in 64 bits: sums over processes are added up in another order
-# Of torch 2.6.
+# Messages of torch 2.6.
 NO_FSDP = not hasattr(torch.cpu.Stream, "record_event")
 BROKEN = "Connection closed by peer"  # says torch where another process has ended
 TIMED_OUT = 124  # the status of a run that had to be killed, as that of timeout(1)
 
 
 def write_conf(folder: Path, **groups: str) -> list[str]:
-    """Write what a user writes in YAML, by group; the command's words that choose it."""
+    """Write a user's YAML files, by group; return the overrides that select them."""
     for group, text in groups.items():
         path = folder / "conf" / group / "mine.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +49,13 @@ def write_conf(folder: Path, **groups: str) -> list[str]:
     return [f"hydra.searchpath=[file://{folder}/conf]", *(f"{group}=mine" for group in groups)]
 
 
-def execute(words: list[str], strategy: str, folder: Path, seconds: float = 120) -> tuple[int, str]:
-    """Run ``train.py`` below a folder; the highest status of its nodes, and what was said.
+def execute(
+    arguments: list[str], strategy: str, folder: Path, seconds: float = 120
+) -> tuple[int, str]:
+    """Run ``train.py`` below a folder; return the highest status of its nodes and the output.
 
     Args:
-        words: of the command.
+        arguments: overrides and options of the command.
         strategy: a key of ``STRATEGIES``.
         folder: where the runs go.
         seconds: after which all its processes are killed.
@@ -61,7 +63,7 @@ def execute(words: list[str], strategy: str, folder: Path, seconds: float = 120)
     num_nodes = 2 if "num_nodes=2" in " ".join(STRATEGIES[strategy]) else 1
     port = free_port()
     paths = [folder / f"said_{node}.txt" for node in range(num_nodes)]
-    arguments = [*COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *words]
+    arguments = [*COMMON, *STRATEGIES[strategy], f"output_dir={folder}", *arguments]
     processes: list[Any] = []
     for node, path in enumerate(paths):
         path.unlink(missing_ok=True)
@@ -83,9 +85,9 @@ def execute(words: list[str], strategy: str, folder: Path, seconds: float = 120)
     return (status if is_over else TIMED_OUT), "".join(texts)
 
 
-def run_of(words: list[str], strategy: str, folder: Path, name: str = "run") -> Path:
+def run_of(arguments: list[str], strategy: str, folder: Path, name: str = "run") -> Path:
     """The folder of the one run of that name, after a command that must succeed."""
-    status, said = execute(words, strategy, folder)
+    status, said = execute(arguments, strategy, folder)
     assert status == 0, said
     (run_dir,) = (folder / name).iterdir()
     return run_dir
@@ -111,7 +113,7 @@ def in_processes(number: int, function: Callable[..., None], *arguments: Any) ->
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
@@ -120,7 +122,7 @@ def free_port() -> int:
 def outcome(run_dir: Path) -> dict[str, Any]:
     """The last weights of a run, its results, and every value that an evaluation has logged.
 
-    What single training steps log, under names that begin with ``train/``, is left out.
+    Values of single training steps, whose names begin with ``train/``, are left out.
     """
     last = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     found: dict[str, Any] = dict(last["state_dict"])

@@ -1,4 +1,4 @@
-"""Who may know whom: the owner's project knows the harness, and never the other way round."""
+"""A project imports the library, and the library never imports a project."""
 
 import ast
 import re
@@ -9,8 +9,8 @@ from tests.conftest import LIBRARY
 
 HARNESS = LIBRARY / "src" / "harness"
 FILES = sorted(HARNESS.rglob("*.py"))
-# The owner's package, by the folders that it has, and where it lies.
-OWNERS = re.compile(r"\bproject\.(models|data|callbacks)\b|src/project")
+# The package of a project, by its folders, and the place of these.
+PROJECT_NAMES = re.compile(r"\bproject\.(models|data|callbacks)\b|src/project")
 
 
 @cache
@@ -40,35 +40,39 @@ def imported_packages(path: Path) -> set[str]:
     return found
 
 
-def test_harness_knows_nothing_of_the_owners_package() -> None:
-    owners = ("project", "tests")
-    wrong = [(path, name) for path in FILES for name in imported(path) if room(name, 0) in owners]
+def test_library_imports_no_project() -> None:
+    projects = ("project", "tests")
+    wrong = [
+        (path, name) for path in FILES for name in imported(path) if folder_of(name, 0) in projects
+    ]
     assert wrong == []
-    assert [path for path in FILES if OWNERS.search(path.read_text())] == []
+    assert [path for path in FILES if PROJECT_NAMES.search(path.read_text())] == []
 
 
-def room(module: str, level: int = 1) -> str:
-    """The room of the harness that a module is in: a folder, or a file beside them."""
+def folder_of(module: str, level: int = 1) -> str:
+    """Return the folder of a module in the library, or the name of a file beside the folders."""
     return module.split(".")[level]
 
 
-def test_rooms_of_the_harness_form_no_circle() -> None:
-    """Each room imports rooms below it only; a circle would make two rooms one."""
-    rooms: dict[str, set[str]] = {}
+def test_folders_of_the_library_form_no_circle() -> None:
+    """Each folder imports only folders below it; a circle would make two folders one."""
+    imports: dict[str, set[str]] = {}
     for path in FILES:
         parts = path.relative_to(LIBRARY / "src").with_suffix("").parts
         assert "harness" not in imported_packages(path), f"{path} imports the face of the package"
         if len(parts) == 2 and parts[1].startswith("__"):
-            continue  # the face, which shows what is in the rooms, and ``python -m harness``
-        used = {room(name) for name in imported(path) if name.startswith("harness.")}
-        rooms.setdefault(parts[1], set()).update(used - {parts[1]})
+            continue  # the public names, and ``python -m harness``
+        used = {folder_of(name) for name in imported(path) if name.startswith("harness.")}
+        imports.setdefault(parts[1], set()).update(used - {parts[1]})
     names = {path.relative_to(HARNESS).parts[0].removesuffix(".py") for path in FILES}
-    rooms = {name: used & names for name, used in rooms.items()}
-    while rooms:
-        lowest = [name for name, used in rooms.items() if not used & rooms.keys()]
-        assert lowest, f"a circle: { {name: used & rooms.keys() for name, used in rooms.items()} }"
+    imports = {name: used & names for name, used in imports.items()}
+    while imports:
+        lowest = [name for name, used in imports.items() if not used & imports.keys()]
+        assert lowest, (
+            f"a circle: { {name: used & imports.keys() for name, used in imports.items()} }"
+        )
         for name in lowest:
-            del rooms[name]
+            del imports[name]
 
 
 def test_converter_uses_two_leaves_of_the_harness_and_no_more() -> None:
@@ -78,7 +82,7 @@ def test_converter_uses_two_leaves_of_the_harness_and_no_more() -> None:
         for name in imported(path)
         if name.startswith("harness.") and not name.startswith("harness.convert")
     }
-    assert {room(name) for name in used} <= {"errors", "files"}
+    assert {folder_of(name) for name in used} <= {"errors", "files"}
 
 
 def test_no_file_of_the_harness_is_longer_than_a_person_reads() -> None:

@@ -1,4 +1,4 @@
-"""Every choice that the harness brings builds a Trainer; what wins over what in a composition."""
+"""Every choice of the library's config groups builds a Trainer; priorities in a composition."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ CHOICES = {group: config_files.choices(ROOT / "conf", group) for group in GROUPS
 
 
 def test_every_choice_builds(make_cfg: Callable[..., DictConfig]) -> None:
-    """Of each group one after another; groups side by side, as they have keys of their own."""
+    """One choice of each group at a time; groups together, because their keys differ."""
     choices = {
         group: [name for name in names if name not in TRACKERS or find_spec(name)]
         for group, names in CHOICES.items()

@@ -21,9 +21,9 @@ EXPERIMENT = (
 IN_PARTS = "data.max_samples_per_device=5"
 
 
-def train(folder: Path, strategy: str, *words: str) -> dict[str, Any]:
+def train(folder: Path, strategy: str, *overrides: str) -> dict[str, Any]:
     """Run the experiment; return its weights, results and what evaluations have logged."""
-    return outcome(run_of([*EXPERIMENT, *words], strategy, folder, "default"))
+    return outcome(run_of([*EXPERIMENT, *overrides], strategy, folder, "default"))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"),
+    ("strategy", "overrides"),
     [
         ("dp(2)", ()),
         ("ddp(3)", (IN_PARTS, "data.num_workers=1")),
@@ -43,11 +43,11 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_weights_and_scores_are_those_of_one_process(
-    strategy: str, words: tuple[str, ...], one_process: dict[str, Any], tmp_path: Path
+    strategy: str, overrides: tuple[str, ...], one_process: dict[str, Any], tmp_path: Path
 ) -> None:
-    apart = distances(one_process, train(tmp_path, strategy, *words))
+    apart = distances(one_process, train(tmp_path, strategy, *overrides))
     assert "results.json: test/loss" in apart
-    # Scores are counted in single precision.
+    # Metrics are computed in single precision.
     bounds = {name: 1e-6 if ": " in name else 1e-12 for name in apart}
     assert {name: far for name, far in apart.items() if far > bounds[name]} == {}
 

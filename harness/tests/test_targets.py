@@ -37,7 +37,7 @@ def install(folder: Path, name: str, code: str, requires: str = "") -> None:
     (about / "top_level.txt").write_text(f"{name}\n")
 
 
-REFUSED = [  # a name, and what is said of its origin
+REFUSED = [  # a name, and the origin in the message
     ("shutil.rmtree", ""),  # of the standard library, and of no required package
     ("yaml.load", ""),
     ("harness.strategies.dp.DataParallelStrategy.load_checkpoint", "Strategy"),  # unpickles
@@ -112,7 +112,7 @@ def test_packages_that_the_owner_requires_may_be_named_and_others_are_refused_at
 
 
 def test_a_strangers_experiment_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
-    """In a line, with a status that is not 0, and with no folder of a run."""
+    """With a message of one line, a status that is not 0, and without a run's folder."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef run(): ...\n")
     theirs = "# @package _global_\ncallbacks: {mine: {_target_: evil.run}}\n"
     words = [*write_conf(tmp_path, experiment=theirs), f"output_dir={tmp_path}/out"]

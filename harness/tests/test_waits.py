@@ -1,4 +1,4 @@
-"""What a mode on the CPU counts as a wait for a GPU, and what it lets pass."""
+"""A mode on the CPU counts operations that would synchronise with a GPU, and no others."""
 
 from collections.abc import Callable
 from typing import Any

@@ -29,7 +29,7 @@ class Module(PlainModule):
         """Make the attributes."""
 
     def look(self, loss: Tensor, batch_idx: int) -> Any:
-        """What the attributes come to, now that they know of another loss."""
+        """Update the attributes by another loss, and return a number that depends on them."""
         return 0.0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -81,7 +81,7 @@ def total(value: Any) -> float:
 
 
 class Everything(Module):
-    """Has every habit of authors; its loss depends on what each of them has come to."""
+    """Has attributes of all kinds that users keep; its loss depends on each of them."""
 
     of_class: ClassVar[list[float]] = []
 
@@ -95,7 +95,7 @@ class Everything(Module):
         self.counts: Counter[str] = Counter()
         self.ordered: OrderedDict[str, Any] = OrderedDict(a=1.0, b=(0.0, [0.0]))
         self.bank: dict[Any, Tensor] = {"sum": torch.zeros(3)}
-        self.centre = self.start = torch.zeros(())  # the first one is bound anew in every step
+        self.centre = self.start = torch.zeros(())  # the first one is bound again in every step
         self.replay, self.place = np.zeros((6, 2), np.float32), np.int64(0)
         self.register_buffer("decaying", torch.zeros(2), persistent=False)
         self.of_class.clear()
@@ -284,7 +284,7 @@ class Holder:
 
 
 class CannotBeKept(Module):
-    """Holds what no checkpoint can, beside what nobody misses."""
+    """Holds an object that no checkpoint can save, beside one that no run needs."""
 
     def make(self) -> None:
         self.function: Any = F.relu
@@ -330,7 +330,7 @@ class Exchanges(Module):
 
 
 class PerProcess(Module):
-    """What one process has seen, what all of them know, and what hooks at the start have found."""
+    """Values of one rank, values of all ranks, and values that hooks set at the start."""
 
     def make(self) -> None:
         self.losses: list[float] = []

@@ -1,4 +1,4 @@
-"""Python attributes of modules, data and callbacks go on where they were."""
+"""A resumed run restores Python attributes of modules, data and callbacks."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ def config(run_dir: Path, *words: str, module: str) -> Any:
 
 
 def go_on(reference: Path, step: str, *words: str, module: str) -> Path:
-    """Go on from a step of a run that has ended; the folder of that."""
+    """Resume from a step of a run that has ended, and return the folder."""
     cfg = config(reference.with_name("run"), *words, module=module)
     run_dir = Path(cfg.run_dir)
     shutil.rmtree(run_dir)

@@ -1,4 +1,4 @@
-"""Every checkpoint is plain; what is not is left out and told, or kept where the run says so."""
+"""Checkpoints have plain values; other objects are left out with a warning, unless trusted."""
 
 import enum
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -21,7 +21,7 @@ from tests.faults.plain_module import PlainModule
 from tests.faults.resume_sweep import COMMON
 from tests.faults.run_folder import contents, differences, leave_at
 
-# Lightning recommends to leave a network out, which authors do not.
+# Lightning recommends to leave a network out, which users often do not.
 pytestmark = pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of")
 
 SHORT = (*COMMON, "trainer.max_epochs=1", "callbacks.learning_rate=null", "name=own")
@@ -116,7 +116,7 @@ def test_trusted_checkpoints_keep_objects_and_go_on(tmp_path: Path) -> None:
     Executed.times.clear()
     run = train(*SHORT, *ODD, f"output_dir={tmp_path}", "checkpoint.trusted=true")
     assert "leave out" not in (run.folder / "run.log").read_text()
-    # What only needs the weights executes nothing.
+    # A command that needs only the weights executes nothing.
     assert "test/loss" in evaluate(run.checkpoint).results
     predict(run.checkpoint, f"output={tmp_path / 'out.csv'}")
     assert convert.convert(run.checkpoint, tmp_path / "weights.pt").tensors

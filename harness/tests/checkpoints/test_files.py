@@ -39,7 +39,7 @@ def test_damaged_newest_is_skipped_and_said_and_does_not_push_out_whole_ones(
 
 
 def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
-    """Between an archive's members is padding, which no checksum covers and nobody reads."""
+    """Between an archive's members is padding, which no checksum covers and no reader uses."""
     path = lookup.path_of(tmp_path, 1)
     expected = {"weights": torch.randn(50), "step": 3}
     DurableCheckpointIO().save_checkpoint(expected, path)
@@ -55,7 +55,7 @@ def test_any_flipped_bit_is_rejected_or_means_nothing(tmp_path: Path) -> None:
 
 
 def write_for_ever(folder: Path, step: int) -> None:
-    """What a run does with its checkpoints, and nothing else; 4 MB take some milliseconds."""
+    """A run's work on its checkpoints alone; 4 MB take some milliseconds."""
     io = DurableCheckpointIO()
     while True:
         step += 1

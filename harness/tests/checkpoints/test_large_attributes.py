@@ -1,4 +1,4 @@
-"""What a user keeps in a module, a callback or a data module costs no more than a fixed budget."""
+"""Attributes of modules, callbacks and data modules cost no more than a fixed budget."""
 
 from collections import deque
 from pathlib import Path
@@ -93,7 +93,7 @@ class Slots:
         self.rows = [0.0] * 50_000
 
 
-# What modules and callbacks keep and change in the middle, as replay buffers and banks are.
+# Modules and callbacks keep these, and change them in the middle, as replay buffers and banks.
 BANKS: dict[str, Any] = {
     "array": (lambda: np.zeros(250_000), lambda a: a.__setitem__(170_001, 1)),
     "transposed array": (lambda: np.zeros((4, 80_000)).T, lambda a: a.__setitem__((5_000, 1), 1)),

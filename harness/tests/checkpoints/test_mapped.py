@@ -1,4 +1,4 @@
-"""A checkpoint takes memory for what is used of it, and is let go when a run goes on."""
+"""A checkpoint takes memory only for its used tensors, and a resumed run releases it."""
 
 import os
 import re
@@ -73,7 +73,7 @@ class Maps(pl.Callback):
 
 
 def test_a_resumed_run_lets_its_checkpoint_go(tmp_path: Path) -> None:
-    """Else the room of a checkpoint that was removed is free only when the run ends."""
+    """Otherwise the disk space of a removed checkpoint is free only when the run ends."""
     maps = "+callbacks.maps._target_=tests.checkpoints.test_mapped.Maps"
     words = (*COMMON, maps, "trainer.max_epochs=1", "test=false", f"run_dir={tmp_path}")
     train(compose("train", [*words]))

@@ -1,4 +1,4 @@
-"""What is logged goes on with another number of processes, in the middle of an epoch."""
+"""Logged values continue with another number of ranks, in the middle of an epoch."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ STEP = 7  # of 5 in each of 3 epochs
 
 
 class Seen(Metric):
-    """A metric as authors write them, which torchmetrics does not merge."""
+    """A metric as users write them, which torchmetrics does not merge."""
 
     def __init__(self) -> None:
         super().__init__()

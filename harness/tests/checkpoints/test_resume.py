@@ -1,4 +1,4 @@
-"""A run goes on from any step as if it had never stopped."""
+"""A run resumes from any step as if it had never stopped."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_a_longer_run_has_what_metrics_have_counted_over_all_epochs(tmp_path: Pa
     torch.testing.assert_close(trained("longer", 3, f"resume={last}"), expected, rtol=0, atol=0)
 
 
-# Without a schedule nobody asks for the loaders before training starts.
+# Without a schedule no code reads the loaders before training starts.
 SHORT = (
     *COMMON,
     "~model.scheduler",
@@ -68,7 +68,7 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
 
 
 def going_on(stopped: Path, step: int, *words: str) -> DictConfig:
-    """The config of a command that goes on from a step."""
+    """The config of a command that resumes from a step."""
     checkpoint = f"resume={lookup.path_of(stopped / 'checkpoints', step)}"
     return compose("train", [*SHORT, *words, f"run_dir={stopped}", checkpoint])
 
@@ -79,7 +79,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 
 
 def test_newest_checkpoints_are_kept_and_load_as_plain_values(tmp_path: Path) -> None:
-    """More epochs go on with a longer schedule."""
+    """More epochs continue with a longer schedule."""
     few = ("checkpoint.every_n_steps=4", "checkpoint.num_kept=2", "trainer.max_epochs=2")
     cfg = compose("train", [*COMMON, *few, f"run_dir={tmp_path}"])
     train(cfg)
@@ -164,7 +164,7 @@ class SignalInLastValidation(pl.Callback):
 
 
 def test_signal_after_the_last_step_is_answered_before_the_test(tmp_path: Path) -> None:
-    """No safe point follows in which it could be; the test may take longer than anybody waits."""
+    """No safe point follows, and the test may take longer than a user waits."""
     late = f"+callbacks.late._target_={__name__}.SignalInLastValidation"
     with pytest.raises(AgreedExit) as left:
         train(compose("train", [*SHORT, late, f"run_dir={tmp_path}"]))

@@ -26,5 +26,5 @@ def network(both_hosts: Network) -> Iterator[Network]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a test's runs go; both hosts share it."""
+    """The folder for a test's runs; both hosts share it."""
     return tmp_path

@@ -103,7 +103,7 @@ class Host:
 
     def start(
         self,
-        words: Iterable[str | Path],
+        arguments: Iterable[str | Path],
         environment: Mapping[str, str] | None = None,
         seen: Mapping[Path, Path] | None = None,
         names: str = "",
@@ -111,7 +111,7 @@ class Host:
         """Start a command on this host.
 
         Args:
-            words: of the command. "train.py" and "torchrun" are the real programs, without the
+            arguments: the command. "train.py" and "torchrun" are the real programs, without the
                 seconds that their imports take.
             environment: variables besides those of this process.
             seen: files and folders that this host has others for: by its path, what is there.
@@ -125,7 +125,7 @@ class Host:
         mounts = {Path("/etc/hosts"): hosts, **(seen or {})}
         log = self.folder / f"{self.name}_{self.num_started}.log"
         variables = clean_environment() | dict(environment or {})
-        command = [*map(str, words)]
+        command = [*map(str, arguments)]
         enter = partial(enter_host, self.namespace, self.name, mounts)
         if is_fast(command):
             self.processes.append(fork(command, variables, log, enter))
@@ -152,7 +152,7 @@ class Host:
         return [int(pid) for pid in listed.stdout.split()]
 
     def kill(self) -> None:
-        """Kill all that lives on this host, as a machine dies: nobody gets a signal before."""
+        """Kill all processes of this host without a signal before, as when a machine dies."""
         while pids := self.pids():
             for pid in pids:
                 with suppress(ProcessLookupError):

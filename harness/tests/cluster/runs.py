@@ -1,4 +1,4 @@
-"""Runs on two hosts: the words that start them, and what they leave."""
+"""Runs on two hosts: their commands, and the files that they write."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ NUM_STEPS = 20  # of an epoch
 
 
 def torchrun(*options: str, num_processes: int = 1, nnodes: str = "2") -> list[str]:
-    """The words of torchrun, the same on both hosts, up to those of its program."""
+    """Return torchrun's arguments, which are the same on both hosts, without the program's."""
     words = ["torchrun", f"--nnodes={nnodes}", f"--nproc-per-node={num_processes}"]
     words += ["--rdzv-backend=c10d", "--rdzv-id=one", "--rdzv-endpoint=host1:29400"]
     return [*words, *options]
 
 
 def where(folder: Path, seconds_per_batch: float = 0.0) -> list[str]:
-    """Words for a run that goes to a folder, and can be watched there if its steps take time."""
+    """Return overrides for a run in a folder, which can be watched there if its steps take time."""
     words = [f"output_dir={folder}/outputs"]
     if seconds_per_batch:
         words += [
@@ -41,7 +41,7 @@ def wait_all(started: Sequence[Started]) -> list[int]:
 
 
 def screens(started: Sequence[Started]) -> str:
-    """What all commands have printed."""
+    """Return the output of all commands."""
     return "\n---\n".join(command.screen() for command in started)
 
 

@@ -112,18 +112,18 @@ class Slurm:
         )
 
     def ask(self, *words: str) -> str:
-        """What a command of Slurm's prints, whether it works or not."""
+        """Return the output of a command of Slurm, whether it succeeds or not."""
         command = self.network.hosts[0].start(words, self.environment)
         command.wait()
         return command.screen().strip()
 
-    def srun(self, words: Sequence[str], *options: str) -> Started:
-        """Start tasks, as a person does from a terminal: ``words`` are those of train.py."""
-        line = ["srun", "--kill-on-bad-exit=1", *options, sys.executable, "train.py", *words]
+    def srun(self, overrides: Sequence[str], *options: str) -> Started:
+        """Start tasks, as a user does from a terminal; ``overrides`` are those of train.py."""
+        line = ["srun", "--kill-on-bad-exit=1", *options, sys.executable, "train.py", *overrides]
         return self.network.hosts[0].start(line, self.environment)
 
     def submit(self, script: Path, words: Sequence[str], array: str = "") -> str:
-        """Hand in a job, or an array of jobs, with words of its script; return its number."""
+        """Submit a job, or an array of jobs, with arguments of its script; return its number."""
         options = [f"--output={self.folder}/{'%A_%a' if array else '%j'}.txt"]
         options += [f"--array={array}"] if array else []
         line = ["sbatch", "--parsable", "--open-mode=append", *options, str(script)]
@@ -132,7 +132,7 @@ class Slurm:
         return said
 
     def screen(self, job: str) -> str:
-        """What a job has printed in all its attempts."""
+        """Return the output of all attempts of a job."""
         path = self.folder / f"{job}.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -141,7 +141,7 @@ class Slurm:
         return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "show", "job", "-o", job)))
 
     def state(self, job: str) -> str:
-        """One of Slurm's words for where a job is."""
+        """Return the state of a job, as Slurm names it."""
         return self.about(job).get("JobState", "")
 
     def wait(self, job: str) -> str:

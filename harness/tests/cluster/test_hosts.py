@@ -1,4 +1,4 @@
-"""Two hosts train as one process does, or say in a sentence why they cannot."""
+"""Two hosts train as one process does, or an error says why they cannot."""
 
 import json
 import re
@@ -29,10 +29,18 @@ OF_WORKER = r"rank\d\]: Traceback \(most recent call last\)"  # torchrun's own r
 
 @pytest.fixture
 def start_both(network: Network, folder: Path) -> Callable[..., list[Started]]:
-    """Start the same command on both hosts by torchrun; the second has ``other`` words besides."""
+    """Start the same command on both hosts by torchrun; the second has more arguments."""
 
-    def start(*words: str, num_processes: int = 1, other: tuple[str, ...] = ()) -> list[Started]:
-        line = [*torchrun(num_processes=num_processes), "train.py", *WORDS, *where(folder), *words]
+    def start(
+        *overrides: str, num_processes: int = 1, other: tuple[str, ...] = ()
+    ) -> list[Started]:
+        line = [
+            *torchrun(num_processes=num_processes),
+            "train.py",
+            *WORDS,
+            *where(folder),
+            *overrides,
+        ]
         one, two = network.hosts
         started = [one.start(line), two.start([*line, *other])]
         assert wait_all(started) == [0, 0], screens(started)
@@ -44,7 +52,7 @@ def start_both(network: Network, folder: Path) -> Callable[..., list[Started]]:
 def test_two_hosts_train_and_resume_what_one_process_does(
     start_both: Callable[..., list[Started]], network: Network, folder: Path
 ) -> None:
-    """What does not count may differ between them, and nodes are taken from torchrun."""
+    """Keys without effect on the weights may differ; torchrun sets the number of nodes."""
     assert "2 processes" in start_both(*DDP)[0].screen()
     (run_dir,) = run_folders(folder)
     assert distance(run_dir, alone(network, folder)) <= 1e-12
@@ -62,8 +70,8 @@ def test_two_hosts_train_with_two_devices_each(
     network: Network,
     folder: Path,
 ) -> None:
-    words = (f"strategy={strategy}", "trainer.devices=2", "trainer.num_nodes=2")
-    start_both(*words, num_processes=num_processes)
+    overrides = (f"strategy={strategy}", "trainer.devices=2", "trainer.num_nodes=2")
+    start_both(*overrides, num_processes=num_processes)
     (run_dir,) = run_folders(folder)
     assert distance(run_dir, alone(network, folder)) <= 1e-12
 
@@ -93,9 +101,9 @@ def by_hand(rank: int) -> dict[str, str]:
     return {"MASTER_ADDR": "nowhere", "MASTER_PORT": "29500", "NODE_RANK": str(rank)}
 
 
-# What a host has of its own, by the arguments of ``Host.start``, and what is said.
+# Differences of one host, as arguments of ``Host.start``, and the printed message.
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
-    "settings": ({}, {"words": ["seed=9"]}, ("Rank 1 on host2", "seed=9")),
+    "settings": ({}, {"overrides": ["seed=9"]}, ("Rank 1 on host2", "seed=9")),
     "code": ({}, {"seen": {CODE: "mlp.py"}}, ("Rank 1 on host2", "another code")),
     "address": ({"environment": by_hand(0)}, {"environment": by_hand(1)}, ("nowhere",)),
     "disk": ({}, {"seen": {"outputs": "own"}}, ("host2 does not see",)),
@@ -114,10 +122,16 @@ def test_what_is_wrong_between_hosts_is_a_sentence_and_leaves_no_run(
     launcher = [] if what == "address" else torchrun()
     started = []
     for host, settings in zip(network.hosts, own, strict=True):
-        words = [*WORDS, *DDP, "trainer.num_nodes=2", *where(folder), *settings.get("words", [])]
+        overrides = [
+            *WORDS,
+            *DDP,
+            "trainer.num_nodes=2",
+            *where(folder),
+            *settings.get("overrides", []),
+        ]
         seen = {folder / path: folder / there for path, there in settings.get("seen", {}).items()}
-        others = {key: settings[key] for key in settings.keys() - {"words", "seen"}}
-        started.append(host.start([*launcher, "train.py", *words], seen=seen, **others))
+        others = {key: settings[key] for key in settings.keys() - {"overrides", "seen"}}
+        started.append(host.start([*launcher, "train.py", *overrides], seen=seen, **others))
     statuses, screen = wait_all(started), screens(started)
     if what == "name" and statuses == [0, 0]:  # where gloo finds another address by itself
         assert "2 processes" in screen

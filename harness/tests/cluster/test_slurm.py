@@ -1,4 +1,4 @@
-"""What a real Slurm of two nodes starts is one run, in one folder, that goes on after a restart."""
+"""Real Slurm on two nodes starts one run, in one folder, which resumes after a restart."""
 
 import sys
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ TAKES_BACK = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def start(host: Host, folder: Path, *words: str) -> Started:
-    """Start a torchrun that goes on with fewer hosts, and with more."""
+    """Start a torchrun that continues with fewer hosts, and with more."""
     # Nodes are not typed: there are two, then one, then two.
     # A real one: a forked torchrun, whose threads are copies, may not outlive a failed worker.
     line = [sys.executable, "-m", "torch.distributed.run", *ELASTIC[1:], "train.py", *WORDS]
@@ -55,7 +55,7 @@ def test_a_host_dies_and_comes_back_and_nothing_is_lost(network: Network, folder
     assert wait_all([first, again]) == [0, 0], screens([first, again])
     (run_dir,) = run_folders(folder)
     assert finished(folder) == [run_dir]
-    # Of each of three attempts, at most the steps since the last checkpoint are done anew.
+    # Each of three attempts repeats at most the steps since the last checkpoint.
     assert num_steps(folder) <= 3 * NUM_STEPS + 3 * 3
     assert distance(run_dir, alone(network, folder, "trainer.max_epochs=3")) <= 1e-12
 

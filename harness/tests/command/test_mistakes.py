@@ -63,7 +63,7 @@ MISTAKES = {
     "gpus=emptiest trainer.devices=[0,1]": "use trainer.devices=<number>",
     "gpus.min_free_gib=20": "needs gpus=emptiest",
     "sweep=optuna": "python train.py -m sweep=optuna",
-    "objective=val/score": "add mode",
+    "objective=val/quality": "add mode",
     "gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
     "+trainer.gpus=2": "strategy=ddp trainer.devices=<number of GPUs>",
     "distributed_backend=ddp": "Use strategy=",
@@ -95,11 +95,11 @@ LATE_MISTAKES = {
 def test_mistake_is_explained(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth of them, or all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for words, hint in [*MISTAKES.items()][::step]:
-        said = refusal(f"output_dir={tmp_path / 'out'}", *words.split())
-        assert hint in said, words
+    for overrides, hint in [*MISTAKES.items()][::step]:
+        said = refusal(f"output_dir={tmp_path / 'out'}", *overrides.split())
+        assert hint in said, overrides
         assert len(said.splitlines()) <= 2, said
-        assert not (tmp_path / "out").exists(), words
+        assert not (tmp_path / "out").exists(), overrides
 
 
 def test_every_range_takes_a_number_inside_it_and_refuses_one_outside() -> None:
@@ -111,9 +111,9 @@ def test_every_range_takes_a_number_inside_it_and_refuses_one_outside() -> None:
 
 
 def test_mistake_that_needs_the_framework_is_explained(tmp_path: Path) -> None:
-    for words, hint in LATE_MISTAKES.items():
+    for overrides, hint in LATE_MISTAKES.items():
         with pytest.raises(UserError) as refused:
-            train(f"output_dir={tmp_path}", *words.split())
+            train(f"output_dir={tmp_path}", *overrides.split())
         assert hint in str(refused.value)
         assert len(str(refused.value).splitlines()) <= 2
         assert list(tmp_path.iterdir()) == []
@@ -125,7 +125,7 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
     evaluated = [*finished_run.glob("evaluate/*")]  # by other tests of the same run
     checkpoint = finished_run / "checkpoints" / "best.ckpt"
     (tmp_path / "best.ckpt").touch()
-    for words, hint in (
+    for overrides, hint in (
         ((), "Add checkpoint="),
         (("checkpoint=nope.ckpt",), "Use checkpoint=<run>, a run's folder"),
         ((f"checkpoint={tmp_path}",), "is no file. Use checkpoint=<run>"),
@@ -134,28 +134,28 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
         ((f"checkpoint={checkpoint}", "+split=val"), "nothing reads split"),
     ):
         for task in ("evaluate", "predict"):
-            assert hint in refusal(*words, task=task)
-    words = (f"checkpoint={checkpoint}", f"output={tmp_path / 'table.csv'}")
+            assert hint in refusal(*overrides, task=task)
+    overrides = (f"checkpoint={checkpoint}", f"output={tmp_path / 'table.csv'}")
     (tmp_path / "table.csv").write_text("mine")
-    assert "table.csv already exists. Use another name" in refusal(*words, task="predict")
+    assert "table.csv already exists. Use another name" in refusal(*overrides, task="predict")
     assert [*finished_run.glob("evaluate/*")] == evaluated
-    result = command("evaluate.py", words[0], "model.net.hidden=[8]")
+    result = command("evaluate.py", overrides[0], "model.net.hidden=[8]")
     assert result.returncode == 1
     assert "does not fit the model" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_processes_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    """Of a sweep each would name its own folder, and wait for the others for ever."""
+    """In a sweep each would name its own folder, and wait for the others for ever."""
     torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     by_hand = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
     of_sweep = "out trainer.num_nodes, torchrun and srun"
-    for environment, words, hint in (
+    for environment, overrides, hint in (
         (torchrun, "", "torchrun has started 2 processes, but these settings need 1"),
         (torchrun, "-m seed=1,2", of_sweep),
         (by_hand, "-m seed=1,2 strategy=ddp trainer.num_nodes=2", of_sweep),
     ):
-        typed_words = (f"output_dir={tmp_path}", *words.split())
+        typed_words = (f"output_dir={tmp_path}", *overrides.split())
         assert hint in command("train.py", *typed_words, environment=environment).stderr
     assert not list(tmp_path.iterdir())
 
@@ -176,7 +176,7 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
 
 
 HEADER = "# @package _global_\n"
-# What an experiment's file holds, the line that is blamed, and what is said of it.
+# The text of an experiment's file, the number of its wrong line, and the message.
 YAML_MISTAKES = [
     ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
     ("trainer:\nmax_epochs: 3\n", 2, "indented"),
@@ -184,9 +184,9 @@ YAML_MISTAKES = [
     ("hydra:\n  run:\n    dir: x\n", 2, "has no effect"),
     ("defaults:\n  - override /hydra/launcher: basic\n", 3, "has no effect"),
     ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
-    ("objective: val/score\n", 2, "add mode, min or max"),
+    ("objective: val/quality\n", 2, "add mode, min or max"),
 ]
-# Whole files, and what is said of them by us, Hydra or PyYAML, which names file and line.
+# Whole files, and messages by us, Hydra or PyYAML, which name file and line.
 FILES = {
     "name: x\n": "# @package _global_",
     "defaults:\n  - override /data: synthetic\n": "# @package _global_",
@@ -202,16 +202,16 @@ FILES = {
 def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     experiment = tmp_path / "conf" / "experiment" / "mine.yaml"
-    words = ("experiment=mine", f"output_dir={tmp_path / 'out'}")
+    overrides = ("experiment=mine", f"output_dir={tmp_path / 'out'}")
     for text, line, hint in YAML_MISTAKES:
         experiment.write_text(HEADER + text)
-        said = refusal(*words, conf=tmp_path / "conf")
+        said = refusal(*overrides, conf=tmp_path / "conf")
         assert said.startswith(f"{experiment}:{line}: "), text
         assert hint in said, text
         assert len(said.splitlines()) <= 2
     for text, hint in FILES.items():
         experiment.write_text(text)
-        said = refusal(*words, conf=tmp_path / "conf")
+        said = refusal(*overrides, conf=tmp_path / "conf")
         assert hint.format(file=experiment) in said, text
         assert len(said.splitlines()) == 1
     assert not (tmp_path / "out").exists()
@@ -222,7 +222,7 @@ def test_mistake_in_a_yaml_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert said.startswith(f"{theirs / 'conf' / 'logger' / 'mine.yaml'}:1: hydra: ")
     # A key that another value is filled in from is no mistake.
     experiment.write_text(f"{HEADER}width: 3\nmodel:\n  num_classes: ${{width}}\n")
-    check(compose_command("train", words, tmp_path / "conf"))
+    check(compose_command("train", overrides, tmp_path / "conf"))
 
 
 def test_a_trainer_file_that_a_strategy_replaces_is_refused(tmp_path: Path) -> None:
@@ -250,14 +250,14 @@ def test_a_value_that_no_config_holds_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "cure"),
+    ("overrides", "cure"),
     [
         (("strategy=ddp", "trainer.devices=640", "data.batch_size=640"), "trainer.devices="),
         (("data.num_workers=10000",), "data.num_workers=auto"),
     ],
 )
-def test_far_more_processes_than_cores_are_refused(words: tuple[str, ...], cure: str) -> None:
-    said = refusal(*words, "trainer.accelerator=cpu")
+def test_far_more_processes_than_cores_are_refused(overrides: tuple[str, ...], cure: str) -> None:
+    said = refusal(*overrides, "trainer.accelerator=cpu")
     assert "cores" in said
     assert f"Use {cure}" in said
 

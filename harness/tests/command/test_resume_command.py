@@ -115,7 +115,7 @@ def test_another_strategy_keeps_nothing_of_the_one_before(saved_run: Callable[..
 
 @pytest.fixture
 def saved_run(tmp_path: Path) -> Callable[..., Path]:
-    """Save the config of a run that was started with these words."""
+    """Save the config of a run that was started with these overrides."""
 
     def save(*words: str) -> Path:
         folder = tmp_path / "run"
@@ -198,6 +198,6 @@ def test_run_is_composed_with_the_words_that_first_started_it(
         go_on(folder, this, "model.net.droput=0.2")
     assert "DataParallel" in go_on(folder, this, "strategy=dp").trainer.strategy._target_
     assert go_on(folder, this, *words[1:]).model.net.dropout == 0.1
-    # Its own 20 epochs are no wish to shorten a run that goes on for 30.
+    # The 20 epochs of the config do not shorten a run that continues to 30.
     again = go_on(saved_run(words[0], "trainer.max_epochs=30", "seed=3"), words[0])
     assert (again.trainer.max_epochs, again.seed) == (30, 3)

@@ -1,4 +1,4 @@
-"""What a run's folder promises: one command at a time, and no memory of where it was."""
+"""One command at a time uses a run's folder, and the folder can be moved."""
 
 import threading
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_damaged_or_edited_file_of_a_run_is_refused_in_words(tmp_path: Path) -> 
 def test_run_that_begins_is_nobody_elses_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands that are started at once: none goes on with a run that another has just made."""
+    """No command resumes a run that another command, started at once, has just created."""
     words = ["trainer.max_epochs=1", f"output_dir={tmp_path}", "resume=auto"]
     others = []
 

@@ -1,4 +1,4 @@
-"""What a stranger's run or YAML file may not decide: see docs/strangers_files.md."""
+"""A stranger's run or YAML file may not turn on everything: see docs/strangers_files.md."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ def test_a_strangers_run_does_not_grant_trust_to_its_own_checkpoints(stranger: P
     said = refusal(f"resume={stranger}", longer)
     assert said.startswith(f"{TRUSTED}the config of {stranger}")
     assert "type checkpoint.trusted=true\nin this command" in said
-    # Nor do the words that are said to have started it.
+    # Nor do the overrides that the folder records as its command.
     frozen(stranger / "overrides.yaml", ("- model=mlp", "- model=mlp\n- checkpoint.trusted=true"))
     assert refusal(f"resume={stranger}", longer).startswith(TRUSTED)
     frozen(stranger / "config.yaml", ("trusted: true", "trusted: false"))
@@ -128,7 +128,7 @@ def test_a_pipe_in_a_run_folder_is_refused_and_nothing_waits_for_it(stranger: Pa
 
 
 def test_a_checkpoint_names_no_file_that_is_deleted(stranger: Path, tmp_path: Path) -> None:
-    """Of a ModelCheckpoint, and of an author's class of it by its changed attributes."""
+    """For ModelCheckpoint, and for a user's subclass by its changed attributes."""
     victim = tmp_path / "victim.txt"
     victim.write_text("mine")
     last = stranger / "checkpoints" / "last.ckpt"

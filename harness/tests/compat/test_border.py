@@ -1,4 +1,4 @@
-"""What other packages keep private is touched in harness/upstream, and nowhere else."""
+"""Only harness/compat uses private names of other packages."""
 
 import ast
 import re
@@ -20,10 +20,10 @@ ALLOWED = {
     "_step": "the end of a hook's name",
     "_dataloader": "as _step",
     "_batches": "as _step, of a setting",
-    "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the harness",
+    "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the library",
     "_Unpickler": "as _Pickler",
 }
-# Where texts are names in checkpoints that are read and written.
+# In these files, texts are names in checkpoints that are read and written.
 DATA_ONLY = ("src/harness/convert/", "src/harness/init/settings.py")
 
 
@@ -50,7 +50,7 @@ def own_names(tree: ast.AST) -> set[str]:
 
 
 def foreign(tree: ast.AST) -> dict[str, str]:
-    """What a file imports of packages that are neither Python's nor ours, by local name."""
+    """Return the imports from packages that are neither Python's nor ours, by local name."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

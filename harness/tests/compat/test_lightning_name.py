@@ -1,4 +1,4 @@
-"""``lightning.pytorch`` and ``pytorch_lightning`` are one, whichever somebody imports."""
+"""``lightning.pytorch`` and ``pytorch_lightning`` are one package, whichever is imported."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What a public module imports, in the orders that exist.
+# The imports of a public module, in all orders.
 IMPORTS = """
 import harness, sys
 assert not {'torch', 'lightning', 'pytorch_lightning'} & {*sys.modules}

@@ -135,7 +135,7 @@ def test_samples_of_a_rank_s_own_are_refused(tmp_path: Path) -> None:
 
 
 class Asks(Scaled):
-    """Looks at all numbers, and lets ranks meet, in a hook that sees one rank."""
+    """Reads all numbers, and calls a collective, in a hook that sees one rank."""
 
     def configure_optimizers(self) -> Any:
         trainer: Any = self.trainer

@@ -15,5 +15,5 @@ assert scipy.signal.windows.hann(3).tolist() == [0, 1, 0]
 
 
 def test_scipy_signal_is_imported_by_those_who_use_it() -> None:
-    """Lightning starts without it, and it is whole where somebody imports it."""
+    """Lightning starts without it, and a later import gets all of it."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)

@@ -1,4 +1,4 @@
-"""One place knows the versions and the private names; with others a run says so, or is refused."""
+"""One file lists versions and private names; with others a run warns or is refused."""
 
 import ast
 from functools import lru_cache

@@ -214,7 +214,7 @@ class Kind(NamedTuple):
 
 
 def their_net(network: nn.Module) -> nn.Module:
-    """The network as an object whose class nobody has any more."""
+    """The network as an object whose class no longer exists."""
     theirs = TheirNet()
     theirs.load_state_dict(network.state_dict())
     return theirs

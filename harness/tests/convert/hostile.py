@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from harness.convert import CheckpointError, convert
 
-# What a conversion does, and looking at a file may lead to.
+# The effects that a conversion may have, and reading a file as well.
 QUIET = {"os.listdir", "os.scandir", "glob.glob", "glob.glob/2", "pathlib.Path.glob", "os.remove"}
 QUIET |= {"os.rename", "object.__getattr__", "os.truncate", "pathlib.Path.rglob", "sys._getframe"}
 QUIET |= {"os.link", "os.mkdir", "array.__new__", "builtins.id"}
@@ -27,7 +27,7 @@ PRELOADED += ["encodings.raw_unicode_escape", "numpy.lib.stride_tricks"]
 
 
 class Cost(NamedTuple):
-    """What converting a file led to, and what it took."""
+    """The result of converting a file, with its time and memory."""
 
     result: str  # "converted", the sentence that refuses it, or "TRACEBACK ..."
     forbidden: list[list[str]]  # what ran, or was opened, that should not have been

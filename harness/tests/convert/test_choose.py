@@ -1,4 +1,4 @@
-"""Of what a file holds, the weights are taken whole or not at all, under the network's names."""
+"""Weights in a file are taken completely or not at all, under the network's names."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_where_there_is_doubt_the_entries_are_listed(
 
 
 def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
-    """Two levels of tensors are refused, and what else is not taken is said."""
+    """Two levels of tensors are refused, and a message lists other omitted entries."""
     for other in ({"a": torch.ones(2)}, [torch.ones(1)], nn.Linear(2, 2)):
         root = {"model": {"step": torch.tensor(5), "weights": other}}
         said = refusal(root, tmp_path, key="model")

@@ -1,4 +1,4 @@
-"""What the command prints, writes and returns: mistakes are one line and a status."""
+"""The command's output, files and status: a mistake is one line and a status."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "harness.convert"]
 
 
 class Said(NamedTuple):
-    """What a command has returned and printed."""
+    """The status and the output of a command."""
 
     status: int
     stdout: str

@@ -1,4 +1,4 @@
-"""What is no checkpoint, no longer one, or a part of one is named in a line; nothing is written."""
+"""A damaged checkpoint, or another file, ends with a message; nothing is written."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from .checkpoint_matrix import Net, differing, trained
 
 
 def refusal(path: Path, **options: object) -> str:
-    """Return why a checkpoint is refused; assert that this is a line, and nothing is left."""
+    """Return the message that refuses a checkpoint; assert one line, and no file left."""
     before = sorted(os.listdir(path.parent))
     with pytest.raises(CheckpointError) as caught:
         convert(path, path.parent / "out.pt", **options)
@@ -116,7 +116,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
     assert "TorchScript" in refusal(path)
-    os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for somebody to write into it
+    os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for a writer
     assert "neither a checkpoint file, nor a folder" in refusal(tmp_path / "pipe.ckpt")
 
 

@@ -29,13 +29,13 @@ def converter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Converter]:
 
 
 def assert_harmless(cost: Cost, name: object) -> None:
-    """Nothing that the file asked for has run, and it was read, or refused in a line."""
+    """No code of the file has run, and it was read, or refused with a message."""
     assert not cost.forbidden, (name, cost)
     assert not cost.result.startswith("TRACEBACK"), (name, cost)
     assert "\n" not in cost.result, (name, cost)
 
 
-# Of things that are charged or refused; all are slow. A smaller size than 3 MB explains less.
+# Operations that are charged or refused; all are slow. A smaller size than 3 MB explains less.
 QUICK = "padded_lists long_memo huge_bytes hash_bomb name_bomb one_tensor endless_tower expanded"
 QUICK += " json_tensors overlapping_entries"
 
@@ -110,7 +110,7 @@ def test_the_hook_would_notice(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-# What is put into a file: opcodes that call and name, and whole names.
+# These are put into a file: opcodes that call and name, and whole names.
 OPCODES = [bytes([code]) for code in b"Rioc\x81\x92\x93bsuae]})(0tQ\x85\x86\x87\x94hjpq\x8e\x96.2"]
 PIECES = [*OPCODES, b"", b"cos\nsystem\n", b"cbuiltins\neval\n", b"\x85R"]
 

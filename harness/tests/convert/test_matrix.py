@@ -24,7 +24,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 class Module(pl.LightningModule):
-    """What trains a network, with a part beside it."""
+    """A module that trains a network, with another layer beside it."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def test_an_expanded_view_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_flipped_byte_in_any_copy_is_found(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of tensors that are copied, gathered, and shared."""
+    """For tensors that are copied, gathered, and shared."""
     matrix = torch.rand(40, 50)
     state = {"all": matrix, "row": matrix[5], "turned": matrix.t(), "again": matrix}
     converted(state, tmp_path, suffix)

@@ -1,4 +1,4 @@
-"""What reaches a data set with the indices of a batch: the epoch, and seeded generators."""
+"""A data set gets the epoch and seeded generators with the indices of a batch."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What data teaches reaches the model, and whoever uses the run afterwards."""
+"""Facts of the data set reach the model, and later commands that use the run."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ ON_HOST = {"kind_of", "merge", "numbers", "_next_data"}
 
 
 class WithoutFloat64(TorchDispatchMode):
-    """Refuse double precision as mps does, whoever asks for it, but for functions of the host."""
+    """Refuse double precision as mps does, except in functions of the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})

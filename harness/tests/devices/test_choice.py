@@ -131,7 +131,7 @@ def words(tmp_path: Path) -> list[str]:
 def test_ddp_processes_that_start_early_are_the_run_and_inherit_the_choice(
     words: list[str], tmp_path: Path
 ) -> None:
-    """They import beside the first process, and do nothing before it tells them to."""
+    """They import at the same time as rank 0, and wait for its signal."""
     result = typed(*words, "strategy=ddp", "trainer.devices=2")
     assert result.returncode == 0, result.stderr
     # Lightning gives the port to those that it starts, or takes for those.
@@ -140,7 +140,7 @@ def test_ddp_processes_that_start_early_are_the_run_and_inherit_the_choice(
     for rank in range(2):
         visible = json.loads((tmp_path / f"{rank}.json").read_text())["CUDA_VISIBLE_DEVICES"]
         assert [uuid[4] for uuid in visible.split(",")] == ["3", "1"]
-    assert result.stdout.count("cuda:") == 2  # one process chose and said so
+    assert result.stdout.count("cuda:") == 2  # one process chose, and printed its choice
     assert "cuda:0 is GPU 3: NVIDIA H100, 80.0 GiB of 80.0 GiB free" in result.stdout
     assert "cuda:1 is GPU 1" in result.stdout
 

@@ -1,4 +1,4 @@
-"""A rank that fails or dies ends the whole run of one machine, and is told once."""
+"""A rank that fails or dies ends the whole run of one machine, with one message."""
 
 import json
 import re

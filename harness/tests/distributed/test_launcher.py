@@ -1,4 +1,4 @@
-"""What torchrun and Slurm tell; under the real ones: tests/cluster."""
+"""Variables of torchrun and Slurm; tests/cluster runs the real programs."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Tell = Callable[[dict[str, str]], Launcher]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Tell:
-    """What a process knows with some variables, and none of who has started the tests."""
+    """Return a process's view of some variables, without those of the tests' own launcher."""
 
     def tell(environment: dict[str, str]) -> Launcher:
         for name in filter(OF_LAUNCHERS.fullmatch, list(os.environ)):

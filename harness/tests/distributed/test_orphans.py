@@ -1,4 +1,4 @@
-"""Nobody outlives who has started a run, at whatever moment that one is killed."""
+"""No process outlives the one that started the run, whenever that one is killed."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ DDP = ["strategy=ddp", "trainer.devices=2"]
 
 
 class Run(Started):
-    """A command of which every process, whoever has started it, can be found."""
+    """A command of which every process can be found."""
 
     def __init__(self, folder: Path, *words: str, program: Sequence[str]) -> None:
         self.folder, self.token = folder, uuid.uuid4().hex
@@ -66,7 +66,7 @@ class Run(Started):
         return found
 
     def end(self, signum: int) -> None:
-        """Send a signal to the first process, and wait until none is left."""
+        """Send a signal to the main process, and wait until none is left."""
         self.process.send_signal(signum)
         self.wait()
         gone_time = time.monotonic()
@@ -141,7 +141,7 @@ def test_nobody_outlives_the_first_process(moment: str, start: Callable[..., Run
     run = start(*DDP)
     run.wait_until(lambda: MOMENTS[moment](run))
     run.end(signal.SIGKILL)
-    assert len(list(run.folder.glob("default/*"))) <= 1  # no other process has begun anew
+    assert len(list(run.folder.glob("default/*"))) <= 1  # no process has started another run
 
 
 def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Run]) -> None:

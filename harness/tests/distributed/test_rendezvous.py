@@ -19,7 +19,7 @@ Meet = Callable[..., list[Any]]
 
 @pytest.fixture
 def meet(monkeypatch: pytest.MonkeyPatch) -> Meet:
-    """Let some processes do the same in a meeting; gives what each returns, or its mistake."""
+    """Let processes call a function at a rendezvous; return each result or error."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
@@ -57,7 +57,7 @@ def test_those_that_are_alike_agree_on_what_rank_0_chooses(meet: Meet, tmp_path:
         return chosen
 
     assert meet(do) == [{"rank": 0}, {"rank": 0}]
-    assert meet(do) == [{"rank": 0}, {"rank": 0}]  # in the same store, as torchrun starts anew
+    assert meet(do) == [{"rank": 0}, {"rank": 0}]  # in the same store, as torchrun restarts
 
 
 def test_start_does_not_meet_one_that_failed_before(
@@ -102,7 +102,7 @@ def test_folder_that_one_does_not_see_is_told(
     meet: Meet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "SHARE_SECONDS", 0.2)
-    for name in ("0", "1"):  # two folders that are copies, of which one goes on
+    for name in ("0", "1"):  # two folders that are copies, of which one continues
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("seed: 1")
         (tmp_path / name / ".next_config.yaml").write_text(f"devices: {name}")

@@ -22,7 +22,7 @@ from harness.distributed import leaving
 leaving.exit_on_signals()
 run = leaving.SignalHandlers()
 run.wait_for_step = True
-handler = {"run": run.note, "author": print}.get(sys.argv[1], leaving.leave_to_thread)
+handler = {"run": run.note, "user": print}.get(sys.argv[1], leaving.leave_to_thread)
 for signum in leaving.EXIT_SIGNALS:
     signal.signal(signum, handler)
 print("ready", flush=True)
@@ -63,18 +63,18 @@ def test_second_ctrl_c_ends_a_run_whose_step_does_not_end() -> None:
 
 
 def test_signals_that_end_no_run_at_once() -> None:
-    """Those that an author handles; and the second of torchrun's or Slurm's: the step may end."""
-    with busy("author") as of_author, busy("run") as of_torchrun, busy("run") as of_terminal:
+    """Signals that a user handles; and torchrun's or Slurm's second one: the step may end."""
+    with busy("user") as of_user, busy("run") as of_torchrun, busy("run") as of_terminal:
         for _ in range(2):
-            of_author.send_signal(signal.SIGINT)
+            of_user.send_signal(signal.SIGINT)
             of_torchrun.send_signal(signal.SIGTERM)
             of_terminal.send_signal(signal.SIGINT)
             time.sleep(0.2)  # soon enough to be the same signal, passed on
         time.sleep(2.0)
-        assert [p.poll() for p in (of_author, of_torchrun, of_terminal)] == [None, None, None]
+        assert [p.poll() for p in (of_user, of_torchrun, of_terminal)] == [None, None, None]
 
 
-# What comes before the command itself is answered by Python, with a traceback.
+# Python itself handles a signal before the command starts, with a traceback.
 TELLS_OF_COMMAND = """
 import sys
 class Watch:
@@ -96,7 +96,7 @@ def test_ctrl_c_shows_no_traceback(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # What a shell starts with ``&`` ignores SIGINT, and so would all that the tests start.
+        # A program that a shell starts with ``&`` ignores SIGINT, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None

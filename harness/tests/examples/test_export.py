@@ -1,4 +1,4 @@
-"""A run's network runs elsewhere, with any batch size, or is refused in a line."""
+"""A run's network runs elsewhere, with any batch size, or a message refuses it."""
 
 import re
 import zipfile
@@ -163,7 +163,7 @@ class ByName(pl.LightningModule):
 
 
 class ByNameOnly(ByName):
-    """Says which of the tensors count."""
+    """Names the tensors that count."""
 
     def exported(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
         return self(input_ids=input_ids, attention_mask=attention_mask)

@@ -106,7 +106,7 @@ def test_each_process_has_a_part_and_torch_and_the_converter_merge_them(
     [("fsdp(2)", "fsdp(2)"), *slow(("fsdp(2)", "cpu"), ("cpu", "fsdp(2)"))],
 )
 def test_a_run_goes_on(before: str, after: str, trained: dict[str, Path], tmp_path: Path) -> None:
-    """By bit with as many processes; else as the whole run."""
+    """Bit-identical with the same number of ranks; otherwise equal to the whole run."""
     expected = outcome(trained[before])
     shutil.copytree(trained[before].parent, tmp_path / "run", symlinks=True)
     (run_dir,) = (tmp_path / "run").iterdir()
@@ -127,15 +127,15 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["callbacks=ema"], "strategy=fsdp does not support averaged weights"),
         ([f"+callbacks.a._target_={__name__}.Writes"], "writes into parameters"),
         *slow((["trainer.strategy.modules=net.encoder"], "names net.encoder, and Language")),
     ],
 )
-def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    status, told = execute([*TEXT, *words], "fsdp(2)", tmp_path)
+def test_what_it_does_not_keep_is_refused(overrides: list[str], said: str, tmp_path: Path) -> None:
+    status, told = execute([*TEXT, *overrides], "fsdp(2)", tmp_path)
     assert status == 1
     assert said in told
     assert "Traceback" not in told
@@ -144,17 +144,17 @@ def test_what_it_does_not_keep_is_refused(words: list[str], said: str, tmp_path:
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_two_gpus_train_as_one_and_go_on(precision: str, tmp_path: Path) -> None:
-    """Nobody has run it."""
+    """It has never been run."""
     found = {}
     for strategy in ("cpu", "fsdp(2)"):
         (folder := tmp_path / strategy.partition("(")[0]).mkdir()
-        words = ["trainer.accelerator=gpu", f"trainer.precision={precision}"]
-        words += ["strategy=gpu"] if strategy == "cpu" else []
-        found[strategy] = outcome(run_of([*TEXT, *words], strategy, folder))
+        overrides = ["trainer.accelerator=gpu", f"trainer.precision={precision}"]
+        overrides += ["strategy=gpu"] if strategy == "cpu" else []
+        found[strategy] = outcome(run_of([*TEXT, *overrides], strategy, folder))
     bound = 1e-4 if precision == "32-true" else 2e-2
     assert farthest(found["cpu"], found["fsdp(2)"]) <= bound
     (run_dir,) = (tmp_path / "fsdp" / "run").iterdir()
     leave_at(run_dir, STEP)
-    words = [f"resume={run_dir}", "trainer.accelerator=gpu", f"trainer.precision={precision}"]
-    again = run_of(words, "fsdp(2)", tmp_path / "fsdp")
+    overrides = [f"resume={run_dir}", "trainer.accelerator=gpu", f"trainer.precision={precision}"]
+    again = run_of(overrides, "fsdp(2)", tmp_path / "fsdp")
     assert farthest(found["fsdp(2)"], outcome(again)) <= bound

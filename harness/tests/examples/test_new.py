@@ -1,4 +1,4 @@
-"""What scripts/new.py writes is clean, trains, and passes the test that comes with it."""
+"""Files of scripts/new.py pass the linters, train, and pass the test that comes with them."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from harness.new import __main__ as new
 from tests.conftest import LIBRARY, ROOT
 
 KINDS = ("experiment", "model", "module", "data")
-WORDS = "NAME|CLASS|PACKAGE|MODEL|DATA"
-PLACEHOLDER = re.compile(rf"(?<![A-Z])({WORDS})(?![A-Z])")
+NAMES = "NAME|CLASS|PACKAGE|MODEL|DATA"
+PLACEHOLDER = re.compile(rf"(?<![A-Z])({NAMES})(?![A-Z])")
 # In the process that runs the written tests.
 COMPOSES = """
 from harness import compose

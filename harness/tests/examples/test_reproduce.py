@@ -1,4 +1,4 @@
-"""A run is trained again by its own commit and diff; what it lacks is named, each in a line."""
+"""A run is trained again by its own commit and diff; a message names each missing part."""
 
 import shutil
 import subprocess

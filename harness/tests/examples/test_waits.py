@@ -43,10 +43,16 @@ KNOBS = {
 }
 
 
-def waits(folder: Path, *words: str) -> dict[str, int]:
+def waits(folder: Path, *overrides: str) -> dict[str, int]:
     """The places of waits, of all processes."""
-    words = (*words, *SHORT, WAITS, f"+callbacks.waits.folder={folder}", f"output_dir={folder}")
-    result = command("train.py", *words, "trainer.accelerator=cpu")
+    overrides = (
+        *overrides,
+        *SHORT,
+        WAITS,
+        f"+callbacks.waits.folder={folder}",
+        f"output_dir={folder}",
+    )
+    result = command("train.py", *overrides, "trainer.accelerator=cpu")
     assert result.returncode == 0, result.stdout + result.stderr
     found = [json.loads(path.read_text()) for path in folder.glob("waits_*.json")]
     assert found
@@ -71,13 +77,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_no_experiment_waits(name: str, strategy: Any, pictures: Path, tmp_path: Path) -> None:
     of_images = (f"data.root={pictures}", f"data.cache_dir={pictures.parent}")
-    words = EXPERIMENTS[name] + (of_images if name == "images" else ())
-    assert waits(tmp_path, *words, *strategy) == {}
+    overrides = EXPERIMENTS[name] + (of_images if name == "images" else ())
+    assert waits(tmp_path, *overrides, *strategy) == {}
 
 
-@pytest.mark.parametrize("words", KNOBS.values(), ids=KNOBS)
-def test_no_knob_waits(words: tuple[str, ...], tmp_path: Path) -> None:
-    assert waits(tmp_path, "experiment=synthetic", *words) == {}
+@pytest.mark.parametrize("overrides", KNOBS.values(), ids=KNOBS)
+def test_no_knob_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    assert waits(tmp_path, "experiment=synthetic", *overrides) == {}
 
 
 @pytest.mark.parametrize("strategy", [DDP, *slow(((),))])

@@ -8,7 +8,7 @@ PAGE = 4096
 
 
 def damages(data: bytes) -> dict[str, bytes]:
-    """What becomes of a file's bytes, by the kind of damage."""
+    """Return a file's bytes after damage, by its kind."""
     middle = len(data) // 2 // PAGE * PAGE
     flipped = bytearray(data)
     flipped[value_bytes(data)[1000]] ^= 1
@@ -27,7 +27,7 @@ def damages(data: bytes) -> dict[str, bytes]:
 
 
 def value_bytes(data: bytes | bytearray, name: str = "") -> range:
-    """Where the values are of the largest member whose name ends so.
+    """Return the position of the values of the largest member whose name ends so.
 
     Between members is padding, which means nothing.
     """

@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal
 
 
 class Process:
-    """What is used of ``subprocess.Popen``, of any process that can be asked for its status."""
+    """The part of ``subprocess.Popen`` that tests use, for any process with a status."""
 
     pid: int
 
@@ -86,7 +86,7 @@ class Forked(Process):
                 traceback.print_exc()
             os._exit(1)
         while leads and self.poll() is None and os.getpgid(self.pid) != self.pid:
-            time.sleep(0.001)  # whoever asks for the members of its group must find it
+            time.sleep(0.001)  # so that a list of the group's members has it
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -99,7 +99,7 @@ class Forked(Process):
 def lead_session(output: Path | None, errors: Path | None) -> None:
     """Be what a process is that a program has just started."""
     os.setsid()
-    gc.freeze()  # what the first process has made is not this one's to take apart
+    gc.freeze()  # objects of the parent process are never collected here
     faulthandler.disable()  # pytest's would write into a file that is closed here
     for signum in SIGNALS:
         default = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL

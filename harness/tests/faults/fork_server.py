@@ -44,7 +44,7 @@ class Started(Process):
 def command(
     *arguments: str | Path, environment: dict[str, str] | None = None, timeout: float = 300
 ) -> "subprocess.CompletedProcess[str]":
-    """What ``harness.testing.command`` gives, which runs all but the three commands."""
+    """Run a command by ``harness.testing.command``, unless it is one of the three commands."""
     if arguments[0] not in THREE:
         return typed(*arguments, environment=environment, timeout=timeout)
     words = [*map(str, arguments)]
@@ -61,7 +61,7 @@ def command(
 
 
 def ask(order: dict[str, Any]) -> Any:
-    """What the server answers."""
+    """The answer of the server."""
     program = server()
     assert program.stdin is not None
     assert program.stdout is not None

@@ -29,7 +29,7 @@ class PlainModule(pl.LightningModule):
         self.register_buffer("num_epochs", torch.zeros(()))
 
     def on_train_epoch_start(self) -> None:
-        """What authors set for an epoch: a weight, a mode, a count, an optimizer's setting."""
+        """Set an epoch's values as users do: a weight, a mode, a count, an optimizer's setting."""
         self.scale = 0.01 * (1 + self.current_epoch)
         self.net[2].train(self.current_epoch != 1)
         self.num_epochs += 1
@@ -89,7 +89,7 @@ class TwoPaces(PlainModule):
             head.zero_grad()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """What is logged here is no part of a step, whose precision Lightning sets."""
+        """Log outside of a step, whose precision Lightning sets."""
         self.log("rate", 0.1 / 3, on_step=False, on_epoch=True)
 
     def configure_optimizers(self) -> Any:

@@ -1,4 +1,4 @@
-"""What real modules use, each as one run that is killed: a module, data, callbacks and settings."""
+"""Features of real modules, each in a run to kill: a module, data, callbacks and settings."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,7 @@ AVERAGE_AT_THE_END = (
 
 
 class Configuration(NamedTuple):
-    """A run of about 40 steps: its module, its data in YAML, and the words of its command."""
+    """A run of about 40 steps: its module, its data in YAML, and the overrides of its command."""
 
     module: str
     data: str
@@ -67,7 +67,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
 
 
 def words(name: str, folder: Path) -> list[str]:
-    """Write a configuration's YAML below a folder; the words of its command."""
+    """Write a configuration's YAML below a folder; return the overrides of its command."""
     module, data, chosen = CONFIGURATIONS[name]
     own = write_conf(folder, data=data, model=f"_target_: {module}\n")
     return [*own, *(["strategy=cpu"] if DDP[0] not in chosen else []), *chosen]

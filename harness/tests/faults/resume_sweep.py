@@ -31,7 +31,7 @@ PLAIN = (
     "model._target_=tests.faults.plain_module.PlainModule",
     "callbacks.learning_rate=null",
 )
-# All knobs on: a short run from whose every step the fast suite goes on.
+# A short run with all features, which the fast suite resumes from every step.
 ALL = (
     "model._target_=tests.checkpoints.kept.Everything",
     "data._target_=tests.checkpoints.kept.Data",

@@ -1,4 +1,4 @@
-"""What a run has left behind, and whether two runs have left the same."""
+"""The files of a finished run, and a comparison of two runs."""
 
 import itertools
 from collections import deque

@@ -1,4 +1,4 @@
-"""Kill runs of real modules in every way, go on with the same command, and compare what is left."""
+"""Kill runs of real modules in every way, resume by the same command, and compare the results."""
 
 import os
 import random
@@ -28,7 +28,7 @@ MOST_STEPS = 20  # of an attempt before it is struck; all the runs have about 40
 EARLY = 0.15  # of the kills come before the first step of an attempt
 SECONDS_TO_START = 2.0
 WORKER = "pt_data_worker"  # how torch names the processes of its loaders
-# What a run says of a state that is not kept.
+# The warning of a run about a state that is not saved.
 NAMED = ("Checkpoints lack ", "The resumed run did not restore")
 HANGS_AFTER = 120  # seconds
 
@@ -53,7 +53,7 @@ class Run:
         return cls(folder, [*words(name, folder), *RUN], slow)
 
     def begin(self, num_steps: int = -1) -> Forked:
-        """Start it or go on with it; wait until this attempt has done some steps, or has ended."""
+        """Start or resume it; wait until this attempt has done some steps, or has ended."""
         before, process = self.num_steps(), start(self.command, self.log)
         wait_until(lambda: process.poll() is not None or self.num_steps() > before + num_steps)
         return process
@@ -72,7 +72,7 @@ class Run:
         return process.wait()
 
     def num_steps(self) -> int:
-        """How many batches the first process has done, all attempts together."""
+        """Return how many batches rank 0 has done in all attempts."""
         path = self.folder / "trace" / "steps_0"
         return path.stat().st_size if path.exists() else 0
 
@@ -86,7 +86,7 @@ class Run:
         return found.parent
 
     def contents(self) -> dict[str, Any]:
-        """What it has left, but for where that is."""
+        """Return its results, without the paths of the folder."""
         found = contents(self.run_dir())
         for checkpoint in (value for name, value in found.items() if name.endswith(".ckpt")):
             for state in checkpoint["callbacks"].values():
@@ -95,7 +95,7 @@ class Run:
         return found
 
     def differences(self, other: "Run") -> list[str]:
-        """What differs between two finished runs."""
+        """Return the differences between two finished runs."""
         found = [one.contents() for one in (other, self)]
         # Which of the earlier steps are kept depends on when the run was stopped.
         for name in found[0].keys() ^ found[1].keys():
@@ -134,7 +134,7 @@ def storm(name: str, folder: Path, rng: random.Random, num: int) -> Counter[str]
 
 
 def kill(run: Run, rng: random.Random) -> str:
-    """Start or go on with a run, and strike at a random moment; what was done, if anything."""
+    """Start or resume a run, and strike at a random moment; return the strike, if there was one."""
     ways = ["kill all"] * 3 + ["SIGTERM"] + ["kill a worker"] * 2 * (WORKERS in run.command)
     ways += ["kill rank 1", "kill rank 0", "SIGTERM rank 1"] * (DDP[0] in run.command)
     way, before = rng.choice(ways), run.num_steps()

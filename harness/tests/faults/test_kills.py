@@ -1,4 +1,4 @@
-"""What a kill or a signal costs: nothing but the steps since the last checkpoint."""
+"""A kill or a signal costs only the steps since the last checkpoint."""
 
 import os
 import random

@@ -22,7 +22,7 @@ class Trace(pl.Callback):
         self.seconds = {"validation": seconds_per_validation, "test": seconds_per_test}
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Note the process's id, as a whole: whoever strikes reads it at any moment."""
+        """Write the process's id atomically, because the striking test reads it at any moment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"pid_{trainer.global_rank}"
         part = path.with_suffix(".part")
@@ -41,6 +41,6 @@ class Trace(pl.Callback):
         self.be_slow(trainer, "test")
 
     def be_slow(self, trainer: pl.Trainer, name: str) -> None:
-        self.on_train_start(trainer)  # perhaps a process that was spawned anew
+        self.on_train_start(trainer)  # perhaps in a new process
         (self.folder / f"{name}_{trainer.global_rank}").touch()
         time.sleep(self.seconds[name])

@@ -1,4 +1,4 @@
-"""What callbacks and words of a run add: early stopping, the best k, tags and notes."""
+"""Early stopping, the best k checkpoints, tags and notes of a run."""
 
 import json
 import re

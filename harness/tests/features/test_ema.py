@@ -26,7 +26,7 @@ def trained(folder: Path, *words: str) -> State:
 
 
 def averages(states: list[State], decay: float) -> list[State]:
-    """What the average is after each step, by the formula and in double precision."""
+    """Return the average after each step, by the formula and in double precision."""
     found = [{name: tensor.double() for name, tensor in states[0].items()}]
     for num, state in enumerate(states[1:], start=1):
         stays = min(decay, (1 + num) / (10 + num))

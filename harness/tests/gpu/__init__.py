@@ -1,5 +1,5 @@
-"""What a GPU computes, beside the same on the CPU: ``make test-gpu``.
+"""Results on a GPU equal those on the CPU: ``make test-gpu``.
 
-``TEST_DEVICE=cpu make test-gpu`` runs the same cases with the CPU in the place of the GPU, for one
-who changes them without having a GPU. What only a GPU can show is left out there.
+``TEST_DEVICE=cpu make test-gpu`` runs the same tests with the CPU in place of the GPU, for
+developers without a GPU. It leaves out tests that need a GPU.
 """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Wrong(nn.Module):
-    """A linear layer that does what its author did not mean to do on a GPU."""
+    """A linear layer with an unintended effect on a GPU."""
 
     def __init__(self, in_features: int, num_classes: int, what: str, width: int = 8) -> None:
         super().__init__()

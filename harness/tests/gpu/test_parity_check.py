@@ -32,7 +32,7 @@ def alarms(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         (),
         ("experiment=synthetic",),
@@ -45,33 +45,33 @@ def alarms(run_dir: Path) -> list[str]:
         ("tf32=true",),
         ("experiment=synthetic", "callbacks=ema"),
     ],
-    ids=lambda words: "+".join(words) or "default",
+    ids=lambda overrides: "+".join(overrides) or "default",
 )
 def test_a_shipped_experiment_raises_no_alarm(
-    words: tuple[str, ...], pictures: tuple[str, ...], tmp_path: Path
+    overrides: tuple[str, ...], pictures: tuple[str, ...], tmp_path: Path
 ) -> None:
-    words += pictures if words[:1] == ("experiment=images",) else ()
-    assert alarms(run(tmp_path, *words, *SHORT, ACCUMULATED, *GPU)) == []
+    overrides += pictures if overrides[:1] == ("experiment=images",) else ()
+    assert alarms(run(tmp_path, *overrides, *SHORT, ACCUMULATED, *GPU)) == []
 
 
 @pytest.mark.parametrize("kind", [*SAME, *list(INNOCENT)[:12]])
 def test_a_kind_of_module_raises_no_alarm(kind: str, tmp_path: Path) -> None:
     one = (KINDS | INNOCENT)[kind]
     data = f"_target_: {PACKAGE}.data.{one.data}\ndataset: {one.dataset}\n"
-    words = write_conf(tmp_path, data=data, model=f"_target_: {PACKAGE}.{one.model}\n")
-    words += [w for w in one.words if w != ACCUMULATED]
+    overrides = write_conf(tmp_path, data=data, model=f"_target_: {PACKAGE}.{one.model}\n")
+    overrides += [w for w in one.overrides if w != ACCUMULATED]
     more = ("trainer.max_epochs=2", ACCUMULATED, DOUBLE, *QUIET, *GPU)
-    assert alarms(run(tmp_path / "out", *words, *more)) == []
+    assert alarms(run(tmp_path / "out", *overrides, *more)) == []
 
 
 def test_the_check_takes_no_memory_and_leaves_nothing(tmp_path: Path) -> None:
     found: dict[bool, Any] = {}
     for is_on in (True, False):
         path = tmp_path / f"{is_on}.json"
-        words = (*TINY, *wrong("nothing", "+model.net.width=65536"), ACCUMULATED, *GPU)
-        words += ("+callbacks.memory._target_=tests.gpu.modules.Memory",)
-        words += (f"+callbacks.memory.path={path}", f"parity_check={str(is_on).lower()}")
-        run(tmp_path / str(is_on), *words, "model/optimizer=adamw")
+        overrides = (*TINY, *wrong("nothing", "+model.net.width=65536"), ACCUMULATED, *GPU)
+        overrides += ("+callbacks.memory._target_=tests.gpu.modules.Memory",)
+        overrides += (f"+callbacks.memory.path={path}", f"parity_check={str(is_on).lower()}")
+        run(tmp_path / str(is_on), *overrides, "model/optimizer=adamw")
         found[is_on] = json.loads(path.read_text())
     assert found[True]["peak"] <= found[False]["peak"] + MIB
     for with_check, without in zip(found[True]["alive"], found[False]["alive"], strict=True):

@@ -41,8 +41,8 @@ SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=6", *QUIET)
 def test_a_strategy_with_one_device_trains_what_the_cpu_trains(
     strategy: str, tmp_path: Path
 ) -> None:
-    words = ("strategy=cpu",) if strategy == "gpu" and not IS_GPU else (f"strategy={strategy}",)
-    found = run(tmp_path, *TINY, DOUBLE, *words, *GPU)
+    overrides = ("strategy=cpu",) if strategy == "gpu" and not IS_GPU else (f"strategy={strategy}",)
+    found = run(tmp_path, *TINY, DOUBLE, *overrides, *GPU)
     assert_same(found, on_cpu(*TINY, DOUBLE))
 
 
@@ -57,7 +57,7 @@ def test_two_processes_on_one_gpu_train_what_the_cpu_trains(strategy: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "bound"),
+    ("overrides", "bound"),
     [
         (("trainer.precision=32-true",), 1e-4),
         (("tf32=true",), 2e-2),
@@ -68,17 +68,17 @@ def test_two_processes_on_one_gpu_train_what_the_cpu_trains(strategy: str, tmp_p
     ],
 )
 def test_a_precision_is_as_near_as_its_bits(
-    words: tuple[str, ...], bound: float, tmp_path: Path
+    overrides: tuple[str, ...], bound: float, tmp_path: Path
 ) -> None:
-    if words[0].endswith("=16-mixed") and not IS_GPU:
+    if overrides[0].endswith("=16-mixed") and not IS_GPU:
         pytest.skip("16-mixed is for GPUs")
-    cnn = ("model=cnn",) if "channels_last=true" in words else ()
-    found = run(tmp_path, *TINY, *cnn, *words, *GPU)
+    cnn = ("model=cnn",) if "channels_last=true" in overrides else ()
+    found = run(tmp_path, *TINY, *cnn, *overrides, *GPU)
     assert_near(found, on_cpu(*TINY, *cnn), bound)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("callbacks=ema", "callbacks.ema.decay=0.9"),
         ("trainer.accumulate_grad_batches=2",),
@@ -88,11 +88,11 @@ def test_a_precision_is_as_near_as_its_bits(
         ("model=cnn",),
         ("gpus=emptiest",),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_a_knob_does_what_it_does_on_the_cpu(words: tuple[str, ...], tmp_path: Path) -> None:
-    reference = () if words == ("gpus=emptiest",) else words
-    found = run(tmp_path, *TINY, DOUBLE, *(words if IS_GPU else reference), *GPU)
+def test_a_knob_does_what_it_does_on_the_cpu(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    reference = () if overrides == ("gpus=emptiest",) else overrides
+    found = run(tmp_path, *TINY, DOUBLE, *(overrides if IS_GPU else reference), *GPU)
     assert_same(found, on_cpu(*TINY, DOUBLE, *reference))
 
 
@@ -109,10 +109,10 @@ def test_a_compiled_run_is_near_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_stopped_run_resumes_to_the_same_bits(signum: int, tmp_path: Path) -> None:
-    words = (*TINY, "trainer.max_epochs=30", "checkpoint.every_n_steps=2", *GPU)
-    whole = run(tmp_path / "whole", *words)
+    overrides = (*TINY, "trainer.max_epochs=30", "checkpoint.every_n_steps=2", *GPU)
+    whole = run(tmp_path / "whole", *overrides)
     (tmp_path / "stopped").mkdir()
-    folder = stopped(tmp_path / "stopped", signum, *words)
+    folder = stopped(tmp_path / "stopped", signum, *overrides)
     result = command("train.py", f"resume={folder}")
     assert result.returncode == 0, result.stderr
     for key in ("state_dict", "optimizer_states", "lr_schedulers"):
@@ -133,8 +133,8 @@ def test_a_finished_run_is_evaluated_predicted_and_converted_on_both(tmp_path: P
     best = folder / "checkpoints" / "best.ckpt"
     found, tables = [], []
     for i, device in enumerate((GPU[0], CPU[0])):
-        words = (f"checkpoint={best}", device, f"output_dir={tmp_path / str(i)}")
-        assert command("evaluate.py", *words).returncode == 0
+        overrides = (f"checkpoint={best}", device, f"output_dir={tmp_path / str(i)}")
+        assert command("evaluate.py", *overrides).returncode == 0
         (path,) = (tmp_path / str(i)).rglob("results.json")
         found.append(json.loads(path.read_text()))
         table = tmp_path / f"{i}.csv"
@@ -166,7 +166,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("experiment=images",),
         ("experiment=table",),
@@ -178,16 +178,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     ids=["images", "table", "table_classes", "text", "contrastive", "default"],
 )
 def test_an_experiment_begins_as_on_the_cpu(
-    words: tuple[str, ...], pictures: tuple[str, ...], tmp_path: Path
+    overrides: tuple[str, ...], pictures: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Six steps, and a validation."""
-    words += (*SHORT, DOUBLE)
-    words += pictures if words[0] == "experiment=images" else ()
-    found, expected = run(tmp_path, *words, *GPU), on_cpu(*words)
-    if words[0] == "experiment=contrastive":  # which draws its views on the device
+    overrides += (*SHORT, DOUBLE)
+    overrides += pictures if overrides[0] == "experiment=images" else ()
+    found, expected = run(tmp_path, *overrides, *GPU), on_cpu(*overrides)
+    if overrides[0] == "experiment=contrastive":  # which draws its views on the device
         losses = [json.loads((one / "results.json").read_text()) for one in (found, expected)]
         assert losses[0]["train/loss"] == pytest.approx(losses[1]["train/loss"], abs=0.5)
-    elif words[0] == "experiment=images":  # which are augmented on it, in single precision
+    elif overrides[0] == "experiment=images":  # which are augmented on it, in single precision
         assert_near(found, expected, 1e-3)
     else:
         assert max(apart(found, expected).values()) <= 1e-5
@@ -196,8 +196,15 @@ def test_an_experiment_begins_as_on_the_cpu(
 def test_a_sweep_has_the_results_of_the_cpu(tmp_path: Path) -> None:
     found = []
     for i, device in enumerate((GPU, CPU)):
-        words = (*TINY, DOUBLE, *device, "seed=1,2", f"output_dir={tmp_path / str(i)}", "name=run")
-        result = command("train.py", "-m", *words)
+        overrides = (
+            *TINY,
+            DOUBLE,
+            *device,
+            "seed=1,2",
+            f"output_dir={tmp_path / str(i)}",
+            "name=run",
+        )
+        result = command("train.py", "-m", *overrides)
         assert result.returncode == 0, result.stdout + result.stderr
         paths = sorted((tmp_path / str(i)).rglob("results.json"))
         found.append([json.loads(path.read_text())["test/loss"] for path in paths])
@@ -225,19 +232,19 @@ def test_a_failure_of_the_device_is_a_clear_line(what: str, says: str, tmp_path:
 
 
 def test_the_readmes_first_commands_run(tmp_path: Path) -> None:
-    for words in (
+    for overrides in (
         ("debug=fast_dev_run",),
         ("debug=overfit", "trainer.max_epochs=2"),
         ("model=mlp", "data.batch_size=128", "trainer.max_epochs=1"),
         ("experiment=synthetic", "trainer.max_epochs=1"),
     ):
         device = (GPU[0],)
-        result = command("train.py", *words, *QUIET[:1], *device, f"output_dir={tmp_path}")
+        result = command("train.py", *overrides, *QUIET[:1], *device, f"output_dir={tmp_path}")
         assert result.returncode == 0, result.stdout + result.stderr
     assert command("train.py", "--help").returncode == 0
 
 
 def test_the_seed_decides_what_a_gpu_computes(tmp_path: Path) -> None:
-    words = (*TINY, "model=cnn", "trainer.deterministic=true", *GPU)
-    found = [last(run(tmp_path / name, *words))["state_dict"] for name in "ab"]
+    overrides = (*TINY, "model=cnn", "trainer.deterministic=true", *GPU)
+    found = [last(run(tmp_path / name, *overrides))["state_dict"] for name in "ab"]
     assert not differences(*found)

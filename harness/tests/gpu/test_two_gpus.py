@@ -30,28 +30,28 @@ TWO = (GPU[0], "trainer.devices=2")
 
 @pytest.mark.parametrize("strategy", ["ddp", "dp", "ddp2", "fsdp"])
 @pytest.mark.parametrize(
-    "words", [(), ("trainer.accumulate_grad_batches=2",)], ids=["whole", "accumulated"]
+    "overrides", [(), ("trainer.accumulate_grad_batches=2",)], ids=["whole", "accumulated"]
 )
 def test_two_gpus_train_what_the_cpu_trains(
-    strategy: str, words: tuple[str, ...], tmp_path: Path
+    strategy: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = run(tmp_path, *TINY, DOUBLE, *words, f"strategy={strategy}", *TWO)
-    assert_same(found, on_cpu(*TINY, DOUBLE, *words))
+    found = run(tmp_path, *TINY, DOUBLE, *overrides, f"strategy={strategy}", *TWO)
+    assert_same(found, on_cpu(*TINY, DOUBLE, *overrides))
     assert "AccumulateGrad" not in log_of(found)
 
 
-@pytest.mark.parametrize("words", [("callbacks=ema",), ("trainer.precision=bf16-mixed",)])
-def test_a_knob_trains_under_ddp(words: tuple[str, ...], tmp_path: Path) -> None:
-    found = run(tmp_path, *TINY, *words, "strategy=ddp", *TWO)
-    bound = 5e-2 if "bf16" in words[0] else 1e-4
-    assert_near(found, on_cpu(*TINY, *words), bound)
+@pytest.mark.parametrize("overrides", [("callbacks=ema",), ("trainer.precision=bf16-mixed",)])
+def test_a_knob_trains_under_ddp(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    found = run(tmp_path, *TINY, *overrides, "strategy=ddp", *TWO)
+    bound = 5e-2 if "bf16" in overrides[0] else 1e-4
+    assert_near(found, on_cpu(*TINY, *overrides), bound)
 
 
 def test_a_killed_run_of_two_resumes_with_two_and_with_one(tmp_path: Path) -> None:
-    words = (*TINY, DOUBLE, "trainer.max_epochs=20", "checkpoint.every_n_steps=2")
-    folder = stopped(tmp_path, signal.SIGKILL, *words, "strategy=ddp", *TWO)
+    overrides = (*TINY, DOUBLE, "trainer.max_epochs=20", "checkpoint.every_n_steps=2")
+    folder = stopped(tmp_path, signal.SIGKILL, *overrides, "strategy=ddp", *TWO)
     assert command("train.py", f"resume={folder}").returncode == 0
-    expected = on_cpu(*words)
+    expected = on_cpu(*overrides)
     assert_same(folder, expected)
     kept = run(tmp_path / "kept", *TINY, DOUBLE, *KEEPS, "strategy=ddp", *TWO)
     leave_at(kept, 5)
@@ -61,9 +61,17 @@ def test_a_killed_run_of_two_resumes_with_two_and_with_one(tmp_path: Path) -> No
 
 def test_no_step_of_ddp_waits(tmp_path: Path) -> None:
     """Neither for the device nor in a barrier."""
-    for words in (("experiment=text", "data.length=32"), ("experiment=synthetic", "callbacks=ema")):
-        words += (*SHORT, WAITS, f"+callbacks.waits.folder={tmp_path}", f"output_dir={tmp_path}")
-        result = command("train.py", *words, "strategy=ddp", *TWO)
+    for overrides in (
+        ("experiment=text", "data.length=32"),
+        ("experiment=synthetic", "callbacks=ema"),
+    ):
+        overrides += (
+            *SHORT,
+            WAITS,
+            f"+callbacks.waits.folder={tmp_path}",
+            f"output_dir={tmp_path}",
+        )
+        result = command("train.py", *overrides, "strategy=ddp", *TWO)
         assert result.returncode == 0, result.stdout + result.stderr
         for rank in range(2):
             assert (tmp_path / f"waits_{rank}.json").read_text() == "{}"

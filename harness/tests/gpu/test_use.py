@@ -1,4 +1,4 @@
-"""What a run says of the GPU that it has used; on the CPU it says nothing."""
+"""A run reports its use of the GPU; on the CPU it reports none."""
 
 import json
 from pathlib import Path

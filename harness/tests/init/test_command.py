@@ -1,4 +1,4 @@
-"""``init`` of a command: what starts, what goes on without the file, what is refused in a line."""
+"""``init`` of a command: which runs start, resume without the file, or are refused."""
 
 from collections.abc import Callable
 from pathlib import Path

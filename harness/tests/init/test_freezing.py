@@ -1,4 +1,4 @@
-"""Frozen parts stay as they are by bit; runs go on around the moment at which they thaw."""
+"""Frozen layers stay bit-identical; runs resume before and after they are unfrozen."""
 
 from pathlib import Path
 from typing import Any

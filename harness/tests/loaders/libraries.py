@@ -38,4 +38,4 @@ def named(batch: Any) -> dict[str, Any]:
 
 
 def splits_itself(part: int, num_parts: int) -> None:
-    """Tell the harness so, which asks for this function where several processes read."""
+    """Declare it to the library, which asks for this function if several ranks read."""

@@ -1,4 +1,4 @@
-"""Every batch of anybody's sampler is shared: nothing is lost, repeated or drawn otherwise."""
+"""Ranks split every batch of any sampler: no sample is lost, repeated or drawn otherwise."""
 
 from itertools import product, zip_longest
 from types import SimpleNamespace
@@ -196,7 +196,7 @@ def test_batches_without_an_order_are_refused() -> None:
 
 
 def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:
-    """So a run that goes on draws it again."""
+    """So a resumed run draws it again."""
 
     def draws(module: Any, rank: int, step: int, num_workers: int = 0) -> list[float]:
         trainer = trainer_of(2, rank)

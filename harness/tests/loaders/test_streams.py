@@ -56,7 +56,7 @@ def test_a_stream_without_parts_is_refused_for_several_processes() -> None:
 
 
 def test_workers_that_may_read_the_same_are_told_of(capsys) -> None:
-    """Their author's ``worker_init_fn`` finds the stream itself."""
+    """The user's ``worker_init_fn`` finds the stream itself."""
     loader = DataLoader(Numbers(), 3, num_workers=2, worker_init_fn=begin_at_three)
     assert read(loader) == [[3, 4, 5]] * 2
     assert "each worker reads all of it" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Loaders as their owners write them: they know nothing of this project."""
+"""Loaders as users write them, without knowledge of this project."""
 
 import random
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ class ByNumberOfTokens(Sampler[list[int]]):
 
 
 class Endless(Sampler[list[int]]):
-    """No length, and a generator of its own that goes on from epoch to epoch."""
+    """No length, and a generator of its own that continues from epoch to epoch."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(5)
@@ -149,7 +149,7 @@ class Followed(DataLoader[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """All samples in an order that is shuffled anew by ``random``."""
+    """All samples in an order that ``random`` shuffles in each epoch."""
 
     part = slice(None)
 
@@ -196,7 +196,7 @@ class StreamWithState(IterableDataset[Any]):
 
 
 def loaders(kind: str, num_workers: int = 0) -> Any:
-    """What ``train_dataloader`` returns."""
+    """Return the loader of ``train_dataloader``."""
     data = Numbers()
     weights = [1.0 + i % 4 for i in range(NUM_SAMPLES)]
 
@@ -281,7 +281,7 @@ class Data(pl.LightningDataModule):
 
 
 class Overridden(DataModule):
-    """The harness's own, with a method of the owner's in place of its own."""
+    """The library's loader, with a method that the user has replaced."""
 
     def make_dataset(self, split: str) -> Dataset[Any]:
         return Numbers(13)
@@ -291,7 +291,7 @@ class Overridden(DataModule):
 
 
 class OfStreams(DataModule):
-    """The harness's own, with data that have no length."""
+    """The library's loader, with data that have no length."""
 
     def make_dataset(self, split: str) -> Dataset[Any]:
         return StreamInParts()

@@ -1,4 +1,4 @@
-"""What ``predict_step`` returns is a table, or a file beside it; no sample is lost or moved."""
+"""Outputs of ``predict_step`` are a table, or a file beside it; no sample is lost or moved."""
 
 import csv
 from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_what_is_no_table_is_kept_as_plain_values(written: Written, tmp_path: Pa
 
 
 class Writer(pl.callbacks.BasePredictionWriter):
-    """Somebody's own writer."""
+    """A user's own writer."""
 
     def write_on_batch_end(self, *arguments: Any) -> None:
         assert type(arguments[3]) is list

@@ -18,7 +18,7 @@ END = 60  # steps
 
 
 def attempt(run_dir: Path, last: int, record: Any = EMPTY, first: int = 0) -> Any:
-    """One process: goes on from a record, logs the steps up to ``last``, and returns a record.
+    """One process: resume from a record, log the steps up to ``last``, and return a record.
 
     Unless it ends the run, it logs ten more steps, as a process that is killed does.
     """

@@ -1,4 +1,4 @@
-"""Small data sets, in loaders as their owners write them: 37 and 29 samples in batches of 8."""
+"""Small data sets, in loaders as users write them: 37 and 29 samples in batches of 8."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class Views(Samples):
 
 
 class Sentences(Samples):
-    """Words of which some are masked."""
+    """Token sequences with some tokens masked."""
 
     every = 1  # of so many sentences one has labels
 
@@ -83,7 +83,7 @@ class Sentences(Samples):
 
 
 class FewLabels(Sentences):
-    """Most shares of a batch have no label at all."""
+    """Most local batches have no label at all."""
 
     every = 5
 
@@ -196,7 +196,7 @@ class TwoTasks(Data):
 
 
 class OwnData(DataModule):
-    """A user's of the harness."""
+    """A user's data module, a subclass of the library's."""
 
     def __init__(self, dataset: str, batch_size: int = BATCH_SIZE, **settings: Any) -> None:
         super().__init__(batch_size, **settings)

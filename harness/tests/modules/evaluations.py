@@ -95,7 +95,7 @@ class Probed(Classifier):
 
 
 class Adapted(BatchNorm):
-    """Adapts to each validation batch by its entropy, and goes on from there (Tent)."""
+    """Adapts to each validation batch by its entropy, and continues from there (Tent)."""
 
     def on_train_epoch_start(self) -> None:
         self.net[1].eval()
@@ -170,7 +170,7 @@ class Calibrated(Classifier):
 
 
 class Threshold(Classifier):
-    """Validates with a threshold from the scores of training, moved by a hook."""
+    """Validates with a threshold from the outputs of training, moved by a hook."""
 
     threshold = 0.0
 

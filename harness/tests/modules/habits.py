@@ -1,6 +1,6 @@
 """Habits of researchers that depend on what a batch holds: draws, states, statistics, losses.
 
-On a share of the batch most are another step; a few say what their loss is a mean over.
+On a local batch most compute another step; a few declare the divisor of their loss.
 """
 
 from typing import Any
@@ -95,7 +95,7 @@ class Bank(Classifier):
 
 
 class Stateful(OneLoss):
-    """Goes on from the state in which the batch before has ended."""
+    """Continues from the state at the end of the batch before."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What looks like another experiment on several devices, and is none: no run may warn of it."""
+"""Modules that look like another experiment on several devices, but are equal: no warning."""
 
 import random
 import time

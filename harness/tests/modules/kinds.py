@@ -235,7 +235,7 @@ INNOCENT = {
     "gathers what it logs": Kind("innocent.GathersToLog"),
     "prints a running loss": Kind("innocent.RunningLoss"),
 }
-# What the parity check is made for, and what it must leave alone.
+# Kinds that the parity check must find, and kinds that it must not report.
 OF_PARITY = {
     **(MOVED | BY_SAMPLE | DRAWN | LATE),
     **(BACKWARD | MOVED_BY_CALLS | EVALUATED | INNOCENT),

@@ -1,4 +1,4 @@
-"""What begins after some steps or epochs."""
+"""Modules whose effect begins after some steps or epochs."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is validated in other ways than by a mean over steps, as researchers write it."""
+"""Validations other than a mean over steps, as researchers write them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.modules.classifiers import Classifier
 
 
 def auc(scores: Tensor, labels: Tensor) -> Tensor:
-    """How often a sample of class 0 has a higher score than another."""
+    """The fraction of pairs in which a sample of class 0 has the larger output."""
     higher = scores[labels == 0].unsqueeze(1) > scores[labels != 0].unsqueeze(0)
     return higher.double().mean()
 
@@ -70,7 +70,7 @@ class GatheredObjects(Collected):
 
 
 class Counters(Classifier):
-    """Counts by hand; an author who knows adds up what all processes have counted."""
+    """Counts by hand; a user who knows of ranks adds up their counts."""
 
     def __init__(self, adds: str = "") -> None:
         super().__init__()

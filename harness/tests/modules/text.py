@@ -1,4 +1,4 @@
-"""A language model, as researchers write it: its loss is a mean over words."""
+"""A language model, as researchers write it: its loss is a mean over tokens."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.modules.data import IGNORED, NUM_WORDS, PADDING
 
 
 class MaskedLanguage(OneLoss):
-    """Says that its loss is a mean over words, or leaves that out."""
+    """Declares that its loss is a mean over tokens, or leaves that out."""
 
     def __init__(self, is_declared: bool = False) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class MaskedLanguage(OneLoss):
 
     def forward(self, ids: Tensor) -> Any:
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        return self.head(self.layer(x, src_key_padding_mask=ids == PADDING))  # (B, T, words)
+        return self.head(self.layer(x, src_key_padding_mask=ids == PADDING))  # (B, T, vocabulary)
 
     def loss(self, batch: Any) -> Tensor:
         logits = self(batch["inputs"])

@@ -11,7 +11,7 @@ class Labels(Picture):
     name = "test/labels"
 
     def reset(self):
-        """Begin anew."""
+        """Reset."""
         self.labels = []
 
     def update(self, outputs, batch):
@@ -19,7 +19,7 @@ class Labels(Picture):
         self.labels += outputs["labels"].tolist()
 
     def kept(self):
-        """What this process has seen."""
+        """Return the labels of this rank."""
         return self.labels
 
     def draw(self, parts):

@@ -29,7 +29,7 @@ LONG = "/a/path/that/is/longer/than/a/line/of/the/terminal/and/is/to/be/copied/a
 
 
 class Logs(Classifier):
-    """Logs more than a line has room for, and warns with a path."""
+    """Logs more values than fit into a line, and warns with a path."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -121,7 +121,7 @@ def test_a_terminal_of_80_columns_has_a_line_for_the_epoch_and_one_for_the_bar(
     assert bars
     assert all(len(re.sub(r"\x1b\[.*?[A-Za-z]", "", line).rstrip()) <= 80 for line in bars)
     assert not any(re.search(r"\b0.00it/s", line) for line in bars)
-    assert any("val/loss" in line for line in bars)  # what there is room for
+    assert any("val/loss" in line for line in bars)  # it fits into the line
 
 
 def test_a_reader_that_ends_ends_nothing(tmp_path: Path) -> None:

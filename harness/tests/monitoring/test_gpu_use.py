@@ -48,7 +48,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def sampled(sampler: GpuSampler) -> GpuUse:
-    """What is known after some samples."""
+    """Return the use after some samples."""
     end = time.monotonic() + 20
     while sampler.seen[1] < 10 and sampler.thread.is_alive() and time.monotonic() < end:
         time.sleep(0.001)

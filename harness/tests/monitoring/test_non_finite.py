@@ -22,7 +22,7 @@ from tests.parity.test_final_values import plateau
 from tests.strategy_runs import write_conf
 from tests.workers.disturb import disturb
 
-# What torchmetrics says of the loss, before its backward pass.
+# A warning of torchmetrics about the loss, before the backward pass.
 pytestmark = pytest.mark.filterwarnings("ignore:Encountered `nan` values in tensor")
 WEIGHT = "net.layers.3.weight"
 
@@ -40,7 +40,7 @@ def train(make_cfg, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (disturb(what="batch", value="inf"), "Step 3: the loss is nan, and every weight .*step_3"),
         # By what it did to its weight: the next loss shows it where no checkpoint is written.
@@ -52,17 +52,17 @@ def train(make_cfg, *overrides: str) -> Path:
     ],
 )
 def test_what_is_not_finite_stops_the_run_is_named_and_is_in_no_checkpoint(
-    words: list[str], says: str, make_cfg
+    overrides: list[str], says: str, make_cfg
 ) -> None:
     with pytest.raises(TrainingError, match=f"(?s){says}"):
-        train(make_cfg, *words, "trainer.check_val_every_n_epoch=2")
+        train(make_cfg, *overrides, "trainer.check_val_every_n_epoch=2")
 
 
 def test_run_without_a_checkpoint_says_so_and_the_look_can_be_left_out(make_cfg) -> None:
-    words = disturb(what="batch", step=0)
+    overrides = disturb(what="batch", step=0)
     with pytest.raises(TrainingError, match="There is no checkpoint yet"):
-        train(make_cfg, *words)
-    cfg = make_cfg(*SHORT, "strategy=cpu", "callbacks.non_finite=null", *words)
+        train(make_cfg, *overrides)
+    cfg = make_cfg(*SHORT, "strategy=cpu", "callbacks.non_finite=null", *overrides)
     cfg.trainer.enable_progress_bar = False
     run.train(cfg)
 
@@ -82,13 +82,13 @@ class Blind(Classifier):
         return plateau(self, "val/loss")
 
 
-def blind(folder: Path, bad_epochs: str, *words: str) -> Any:
+def blind(folder: Path, bad_epochs: str, *overrides: str) -> Any:
     model = f"_target_: {__name__}.Blind\nbad_epochs: {bad_epochs}\n"
     chosen = write_conf(
         folder, model=model, data="_target_: tests.parity.test_final_values.Flowery\n"
     )
     short = ("trainer.max_epochs=4", "trainer.precision=64-true", "objective=val/loss", "mode=min")
-    return command("train.py", *chosen, *short, "test=false", *words, f"output_dir={folder}")
+    return command("train.py", *chosen, *short, "test=false", *overrides, f"output_dir={folder}")
 
 
 def strict(path: Path) -> Any:
@@ -136,8 +136,8 @@ def test_a_later_one_is_warned_of_once_and_no_reader_takes_it_for_the_best(tmp_p
 
 
 def test_all_processes_end_when_one_has_found_it(tmp_path: Path) -> None:
-    words = [*disturb(what="batch", rank=1), "callbacks.replicas=null"]
-    result = command("train.py", *DDP, *SHORT, *words, f"output_dir={tmp_path}")
+    overrides = [*disturb(what="batch", rank=1), "callbacks.replicas=null"]
+    result = command("train.py", *DDP, *SHORT, *overrides, f"output_dir={tmp_path}")
     assert result.returncode == 1, result.stderr
     assert result.stderr.count("ERROR") == 1
     assert "Step 3 on rank 1: the loss is nan" in result.stderr
@@ -153,7 +153,7 @@ def test_gradients_that_a_scaler_finds_too_large_are_its_own_affair() -> None:
         global_step=0,
     )
     callback = NonFinite("nowhere")
-    # The loss is multiplied by the scale, which half precision may have no room for.
+    # The loss is multiplied by the scale, which may overflow in half precision.
     callback.on_before_backward(trainer, module, torch.tensor(torch.inf, dtype=torch.float16))
     with pytest.raises(TrainingError, match="the loss is nan"):
         callback.on_before_backward(trainer, module, torch.tensor(torch.nan))

@@ -1,4 +1,4 @@
-"""No silent wrong default: the score that is monitored, and the files that are kept by it."""
+"""No silent wrong default for the objective, and for the checkpoints that it selects."""
 
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,19 @@ def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Pat
     ):
         with pytest.raises(UserError, match=message):
             check(compose_command("train", [word]))
-    for text, word, mode in (("val/score", "mode=max", "max"), ("val/f1", "mode=min", "min")):
-        words = write_conf(tmp_path, experiment=f"# @package _global_\nobjective: {text}\n")
-        check(command := compose_command("train", [*words, word]))
+    for text, word, mode in (("val/quality", "mode=max", "max"), ("val/f1", "mode=min", "min")):
+        overrides = write_conf(tmp_path, experiment=f"# @package _global_\nobjective: {text}\n")
+        check(command := compose_command("train", [*overrides, word]))
         assert command.cfg.mode == mode
-    words = write_conf(tmp_path, experiment="# @package _global_\nobjective: null\n")
-    assert compose("train", words).objective is None
+    overrides = write_conf(tmp_path, experiment="# @package _global_\nobjective: null\n")
+    assert compose("train", overrides).objective is None
 
 
 STOP = "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping"
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (["objective=val/acuracy", "mode=max"], r"Did you mean objective=val/accuracy\?"),
         (
@@ -47,15 +47,15 @@ STOP = "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping"
     ],
 )
 def test_chosen_score_that_nothing_logs_is_refused(
-    words: list[str], says: str, tmp_path: Path
+    overrides: list[str], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=says):
-        train(*SHORT, *words, f"output_dir={tmp_path}")
+        train(*SHORT, *overrides, f"output_dir={tmp_path}")
 
 
 def test_chosen_score_is_not_asked_of_a_run_that_validates_nothing(tmp_path: Path) -> None:
-    words = ("trainer.limit_val_batches=0", "trainer.max_epochs=2")
-    run = train(*SHORT, *words, f"output_dir={tmp_path}")
+    overrides = ("trainer.limit_val_batches=0", "trainer.max_epochs=2")
+    run = train(*SHORT, *overrides, f"output_dir={tmp_path}")
     assert "best.ckpt is the newest checkpoint" in (run.folder / "run.log").read_text()
     saved: Any = torch.load(run.checkpoint, weights_only=True)
     assert saved["global_step"] == 20

@@ -134,7 +134,7 @@ def test_every_second_is_counted_once_and_where_it_was_spent(hand: Hand) -> None
 def test_advice_is_what_the_rest_of_the_step_needs_and_the_cores_allow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where other programs keep the cores busy, more workers would not help."""
+    """If other programs keep the cores busy, more workers would not help."""
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     for data, workers, cores, expected in (
         (0.03, 0, 8, "try data.num_workers=3 (now 0)"),  # 30 ms to load while 10 ms are computed
@@ -204,7 +204,7 @@ def test_each_step_asks_once_whether_the_device_has_work_left(
 
 
 class Compiling(SlowModule):
-    """Compiles anew for each size of a batch, and from the fourth step on a second function."""
+    """Compiles for each size of a batch, and from the fourth step on a second function."""
 
     def __init__(self, hand: "Hand") -> None:
         super().__init__(hand.by(1.0))

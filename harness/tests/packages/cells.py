@@ -20,9 +20,9 @@ from tests.strategy_runs import distances
 from tests.verdicts.table import read
 
 COLUMNS = ["train", "ddp", "dp", "resume", "evaluate", "predict", "convert", "weights_only"]
-# Its author's on_save_checkpoint gives objects, which a run goes on with if it is told to.
+# The package's on_save_checkpoint returns objects, which a run restores if it is trusted.
 TRUSTED = {"resume": ("checkpoint.trusted=true",)}
-# What a column's command needs besides.
+# Further overrides of a column's command.
 PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "boring": {},
     "image_classifier": {},
@@ -39,7 +39,7 @@ PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "transformers": {},
     "peft": {},
 }
-# What conf/rules.yaml has to allow of a project that uses them; a method by its whole name.
+# Names that conf/rules.yaml must allow in a project that uses them; a method by its full name.
 NAMED = (
     "chemprop,deeptab,gluonts,nequip,pytorch_forecasting,rl4co,"
     "pytorch_forecasting.NBeats.from_dataset,"
@@ -160,7 +160,7 @@ class Cells:
 
 
 def quiet(strategy: str) -> tuple[str, ...]:
-    """Words of every command."""
+    """Return the overrides of every command."""
     progress = "trainer.enable_progress_bar=false"
     return f"strategy={strategy}", "trainer.accelerator=cpu", progress
 

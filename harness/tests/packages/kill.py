@@ -10,7 +10,7 @@ WRITING_SECONDS = 30  # for which a checkpoint is waited for, at most
 
 
 class Kill(pl.Callback):
-    """End the process at once behind the second batch of the second epoch, but where it goes on."""
+    """Kill the process after the second batch of the second epoch, unless the run was resumed."""
 
     step = 0
 

@@ -1,4 +1,4 @@
-"""Small data sets that stand for an owner's: files, and the data modules that packages leave to us.
+"""Small data sets in place of a user's: files, and data modules that packages do not have.
 
 No module is wrapped here. Each package's own data sets and loaders are used where it has them.
 """
@@ -123,7 +123,7 @@ def windows() -> LightningDataModule:
 
 
 def sentences() -> LightningDataModule:
-    """Sentences of 8 of 40 words by transformers' names, labelled by a third of the first word."""
+    """Sentences of 8 of 40 tokens by transformers' names; a third of the first is the label."""
     words = torch.randint(40, (48, 8), generator=torch.Generator().manual_seed(0))
     samples: Any = [
         {"input_ids": line, "attention_mask": torch.ones_like(line), "labels": line[0] % 3}
@@ -158,6 +158,6 @@ def table() -> Any:
 
 
 def table_features() -> tuple[dict[str, Any], ...]:
-    """What deeptab's networks must know of the table."""
+    """Return the description of the table for deeptab's networks."""
     data = table()
     return data.num_feature_info, data.cat_feature_info, data.embedding_feature_info

@@ -46,7 +46,7 @@ def test_every_public_module_has_a_yaml_file_and_a_verdict_in_every_column() -> 
 
 @pytest.fixture
 def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that all runs of a test read, also those that go on."""
+    """Return files that all runs of a test read, also resumed runs."""
     pytest.importorskip("webdataset")
     monkeypatch.setenv("LOADERS_FOLDER", str(tmp_path))
     libraries.write_tars(tmp_path)

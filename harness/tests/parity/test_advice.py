@@ -1,4 +1,4 @@
-"""What messages and docs tell people to write gives the same weights on 1, 2 and 3 processes."""
+"""Code that messages and docs advise trains the same weights on 1, 2 and 3 ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64)
 
 
 def words(module: pl.LightningModule, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A mean over the elements above a bound, and their number; some shares have none."""
+    """A mean over the elements above a bound, and their number; some local batches have none."""
     kept = x > 1.0
     errors = (module(x) - x.roll(1, 1)).square()
     return (errors * kept).sum() / kept.sum().clamp(min=1), kept.sum()
@@ -91,7 +91,7 @@ class Module(pl.LightningModule):
 
 
 def weights(loss: Loss, devices: int, is_even: bool = False, num_batches: int = 1) -> Tensor:
-    """What two epochs make of the module, each step in this number of batches."""
+    """Return the weights after two epochs, with this number of batches per step."""
     module = Module(loss, is_even)
     trainer = small_trainer(devices, max_epochs=2, accumulate_grad_batches=num_batches)
     trainer.fit(module)

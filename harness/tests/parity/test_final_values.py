@@ -1,4 +1,4 @@
-"""Values are told once, when they are final, in every process, and all readers have the same."""
+"""Each rank gets each final value once, and all readers have the same values."""
 
 import json
 import os
@@ -74,7 +74,7 @@ class Flowery(pl.LightningDataModule):
 
 
 class Hears(pl.Callback):
-    """Writes what it is told, and what a reader of Lightning's sees behind a validation.
+    """Writes the values of ``on_values``, and those that Lightning has after a validation.
 
     Args:
         deadly_step: in which process 0 is killed, once.
@@ -120,7 +120,7 @@ def words(folder: Path) -> list[str]:
 
 
 def told(run_dir: Path, rank: int = 0) -> dict[tuple[Any, ...], dict[str, float]]:
-    """What was told last of each moment."""
+    """Return the last values of each moment."""
     lines = (run_dir / f"rank_{rank}.jsonl").read_text().splitlines()
     return {tuple(moment): values for moment, values in map(json.loads, lines)}
 
@@ -227,7 +227,7 @@ def test_values_of_a_resumed_run_are_those_of_one_that_was_never_killed(
 
 
 class OnHost(Tensor):
-    """What was copied to the host."""
+    """Return the tensors that were copied to the host."""
 
 
 class Copies(TorchFunctionMode):

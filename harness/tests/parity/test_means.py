@@ -1,4 +1,4 @@
-"""What ``mean_over`` and ``sum_over`` refuse and tell; test_advice.py trains with them."""
+"""Errors and warnings of ``mean_over`` and ``sum_over``; test_advice.py trains with them."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from harness.parity.mean_over import Means
 
 
 def running(num_batches: int = 1) -> Means:
-    """What one process has whose losses call it."""
+    """Return the state of one process whose losses call it."""
     strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
     trainer = SimpleNamespace(
         strategy=strategy, accumulate_grad_batches=num_batches, training=True, is_global_zero=True

@@ -59,7 +59,7 @@ def fit(devices: int, path: Path, kind: type[Metric], num_first: int) -> None:
     close_process_group()
 
 
-# Of the fewer samples one rank alone has a batch.
+# With 4 samples, one rank alone has a batch.
 @pytest.mark.parametrize("num_first", [9, 4])
 @pytest.mark.parametrize("kind", [MaxMetric, SpearmanCorrCoef, CatMetric])
 def test_ranks_whose_metrics_differ_in_type_agree(

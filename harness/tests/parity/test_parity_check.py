@@ -97,7 +97,7 @@ class ByHand(WithLoss):
 
 
 def reduced(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Scales by a number of all samples, which the author adds up."""
+    """Scales by a number of all samples, which the user adds up."""
     sums = torch.stack([x.square().sum(0).mean(), x.new_tensor(len(x))])
     if dist.is_initialized():
         dist.all_reduce(sums)
@@ -130,13 +130,13 @@ def sum_logged(module: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 WEIGHTS = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64)
-LOSSES: dict[str, tuple[str, Any]] = {  # what is said of them, "" where nothing is
+LOSSES: dict[str, tuple[str, Any]] = {  # part of the message; "" for none
     "mean": ("", lambda m, x, y: F.cross_entropy(m(x), y)),
     "weight decay in the loss": (
         "",
         lambda m, x, y: m(x).square().mean() + sum(p.square().sum() for p in m.parameters()),
     ),
-    "an all-reduce of the author's": ("", reduced),
+    "an all-reduce of the user's": ("", reduced),
     "sum": ("is a sum: return sum_over(loss)", lambda m, x, y: m(x).square().sum() / 8),
     "sum over the number of all ranks": ("or return sum_over(loss)", over_all_ranks),
     "class weights": (
@@ -434,7 +434,7 @@ def test_a_run_with_the_check_is_the_run_without_it(
 
 
 def left_by(run_dir: Path) -> dict[str, Any]:
-    """What a run has come to, without paths and times."""
+    """Return the results of a run, without paths and times."""
     last = read(run_dir / "checkpoints" / "last.ckpt")
     names = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")
     kept = last["changed_attributes"]
@@ -524,7 +524,7 @@ def test_a_check_takes_no_more_memory_than_a_step_and_leaves_none(
 
 
 class Watched(Dataset[Any]):
-    """Says which process reads."""
+    """Records the ranks that read."""
 
     def __len__(self) -> int:
         return 32

@@ -1,4 +1,4 @@
-"""What an author logs or gathers that several processes would wait for, or lose, is told."""
+"""A run warns of values that ranks would wait for, or lose, as users log or gather them."""
 
 import copy
 import os

@@ -18,7 +18,7 @@ from tests.strategy_runs import write_conf
 
 
 class Logs(pl.LightningModule):
-    """Logs as authors do who train in one process."""
+    """Logs as users do who train in one process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Logs(pl.LightningModule):
         self.metric, self.outputs = MeanMetric(), list[Tensor]()
 
     def log(self, name: str, value: Any, **how: Any) -> None:
-        """Log under another name, as some authors do."""
+        """Log under another name, as some users do."""
         super().log(f"own/{name}", value, **how)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,13 +113,13 @@ class Numbers(pl.LightningDataModule):
         return DataLoader(self.samples, batch_size=7, num_workers=num_workers)
 
 
-def train(folder: Path, *words: str) -> list[dict[str, float]]:
+def train(folder: Path, *overrides: str) -> list[dict[str, float]]:
     """The rows of a run."""
     groups = {"model": f"_target_: {__name__}.Logs\n", "data": f"_target_: {__name__}.Numbers\n"}
     settings = "trainer.max_epochs=2 trainer.log_every_n_steps=2 trainer.precision=64-true"
     chosen = [*write_conf(folder, **groups), *settings.split(), "mode=min", "test=false"]
     chosen += [f"+callbacks.watches._target_={__name__}.Watches"]
-    run_dir = train_command(folder, *chosen, "objective=own/val/loss", *words)
+    run_dir = train_command(folder, *chosen, "objective=own/val/loss", *overrides)
     with (run_dir / "metrics.csv").open() as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
@@ -138,7 +138,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("strategy=ddp", "trainer.devices=3"),  # one has nothing of the last two samples
         ("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
@@ -150,9 +150,9 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
     ids=" ".join,
 )
 def test_rows_are_those_of_one_process(
-    words: tuple[str, ...], one_process: list[dict[str, float]], tmp_path: Path
+    overrides: tuple[str, ...], one_process: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    rows = train(tmp_path, *words)
+    rows = train(tmp_path, *overrides)
     assert [row.keys() for row in rows] == [row.keys() for row in one_process]
     for row, expected in zip(rows, one_process, strict=True):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-12, nan_ok=True)

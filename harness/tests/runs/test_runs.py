@@ -203,7 +203,7 @@ def test_80_columns_show_the_result_and_what_was_varied(
 def test_best_counts_all_runs_by_the_same_rule_and_says_which(
     finished_run: Path, tmp_path, capsys
 ) -> None:
-    """Of runs with two objectives, each counts with its final value of the metric."""
+    """Runs with two objectives are compared by their final values of one metric."""
     for name, objective, final in (("a", "accuracy", 0.5), ("b", "loss", 0.25)):
         change = ("objective: val/accuracy", f"objective: val/{objective}")
         folder = copied(finished_run, tmp_path / name, change)
@@ -223,12 +223,12 @@ def test_best_counts_all_runs_by_the_same_rule_and_says_which(
 
 
 def test_an_objective_that_is_nan_everywhere_is_called_so(finished_run, tmp_path, capsys) -> None:
-    change = ("objective: val/accuracy", "objective: val/score")
+    change = ("objective: val/accuracy", "objective: val/quality")
     folder = copied(finished_run, tmp_path / "a", change)
     (folder / "results.json").unlink()
     provenance.note(folder, best=None)
     assert runs.main(["best", str(tmp_path)]) == 1
-    assert "None of 1 runs has a finite value of val/score." in capsys.readouterr().err
+    assert "None of 1 runs has a finite value of val/quality." in capsys.readouterr().err
 
 
 def test_conditions_choose_runs_by_settings_results_and_tags(finished_run: Path, tmp_path) -> None:

@@ -40,7 +40,7 @@ def train(folder: Path, module: str) -> tuple[int, str, Path]:
 def test_a_run_goes_on_around_the_moment_of_unfreezing(
     module: str, at: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Stopped before it, at it, behind it, and once more behind another one; equal by bit."""
+    """Stopped before it, at it, after it, and again after another one; bit-identical."""
     status, said, run_dir = train(tmp_path, module)
     assert status == 0, said
     expected = contents(run_dir)

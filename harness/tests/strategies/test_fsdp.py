@@ -1,4 +1,4 @@
-"""What fsdp refuses; that it trains as one process is shown by ``tests/examples/test_fsdp.py``."""
+"""Refusals of fsdp; ``tests/examples/test_fsdp.py`` tests that it trains as one process."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the sampler says is split: in every kind of step, each row once, and nothing else."""
+"""The sampler decides what is split: in every kind of step, each row once, nothing else."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_every_step_knows_its_batch_and_a_hook_does_not() -> None:
 
 class Streamed(Data):
     def train_dataloader(self) -> Any:
-        return map(tuple, torch.randn(3, 1, 4, D))  # batches that nobody counts
+        return map(tuple, torch.randn(3, 1, 4, D))  # batches without a sampler
 
 
 def test_batches_that_nobody_counts_are_computed_by_one_device_which_is_told(

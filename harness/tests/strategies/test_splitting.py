@@ -1,4 +1,4 @@
-"""Inputs are split by sample and outputs joined by sample, or the call is refused in a sentence."""
+"""Inputs are split by sample and outputs joined by sample, or an error refuses the call."""
 
 import dataclasses
 from collections import OrderedDict, defaultdict, namedtuple

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 IGNORE = "style: ignore"
 LEFT_OUT = ("CHANGELOG.md", "AGENTS.md", "phrases.csv", "LICENSE", "requirements.lock")
-BEGINNING = re.compile(r"(?:^|[.:;!?] )(?:What|Whoever|Whatever|Of|Where) [a-z`]")
+BEGINNING = re.compile(r"(?:^|[.:;!?] )(?:What(?:ever)?|Who(?:ever)|Of|Where) [a-z`]")
 KINDS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", None))
 QUESTION = re.compile(r"^[^.]*\?")
 

@@ -29,8 +29,8 @@ def sweeps(folder: Path) -> list[Path]:
     return sorted(folder.glob("sweeps/*/*"))
 
 
-def again(folder: Path, *words: str) -> tuple[int, str]:
-    result = command("train.py", "-m", *words, f"output_dir={folder}")
+def again(folder: Path, *overrides: str) -> tuple[int, str]:
+    result = command("train.py", "-m", *overrides, f"output_dir={folder}")
     return result.returncode, result.stdout + result.stderr
 
 
@@ -46,9 +46,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_grid_is_numbered_in_hydras_order(swept: Path) -> None:
-    words = [run_folder.load_overrides(swept / str(number))[-3:-1] for number in range(4)]
+    overrides = [run_folder.load_overrides(swept / str(number))[-3:-1] for number in range(4)]
     rates = ("model.optimizer.lr=0.001", "model.optimizer.lr=0.01")
-    assert words == [[rate, f"seed={seed}"] for rate in rates for seed in (1, 2)]
+    assert overrides == [[rate, f"seed={seed}"] for rate in rates for seed in (1, 2)]
 
 
 def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> None:
@@ -63,8 +63,8 @@ def test_same_words_go_on_with_a_sweep_and_others_start_another(swept: Path) -> 
 
 def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     """The reason is the line below the folder."""
-    words = [*TINY, "model.optimizer.lr=-1,0.01,fast"]
-    status, said = again(tmp_path, *words)
+    overrides = [*TINY, "model.optimizer.lr=-1,0.01,fast"]
+    status, said = again(tmp_path, *overrides)
     assert status == 1
     (folder,) = sweeps(tmp_path)
     assert "job 0 failed" in said
@@ -76,7 +76,7 @@ def test_failed_jobs_keep_their_folders_with_the_reason(tmp_path: Path) -> None:
     assert f"Resume with: python train.py -m resume=auto {' '.join(TINY[:3])}" in said
     assert "Invalid learning rate: -1" in (folder / "0" / "screen.log").read_text()
     assert (folder / "1" / "results.json").exists()
-    status, said = again(tmp_path, "resume=auto", *words)
+    status, said = again(tmp_path, "resume=auto", *overrides)
     assert status == 1
     assert "2 to run" in said
     assert (folder / "0" / "screen.log").read_text().count("train: ") == 2
@@ -86,7 +86,7 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("overrides", "hint"),
     {
         "-m trainer.devcies=1,2": "Did you mean trainer.devices?",
         "-m seed=1,2 model.optimizer.lr=interval(0,1)": "sweep=optuna",
@@ -104,10 +104,10 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",
     }.items(),
 )
-def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
-    if "optuna " in words:
+def test_mistake_leaves_nothing(overrides: str, hint: str, tmp_path: Path) -> None:
+    if "optuna " in overrides:
         pytest.importorskip("optuna")
-    said = refusal(*words.split(), *TINY, f"output_dir={tmp_path / 'out'}")
+    said = refusal(*overrides.split(), *TINY, f"output_dir={tmp_path / 'out'}")
     assert hint in said
     assert "secret" not in said
     assert len(said.splitlines()) <= 2, said
@@ -115,16 +115,16 @@ def test_mistake_leaves_nothing(words: str, hint: str, tmp_path: Path) -> None:
 
 
 def test_only_trainings_are_swept_and_something_is_to_try() -> None:
-    for words in ("-m",), ("-m", "resume=auto"):
-        assert "nothing to try" in refusal(*words)
+    for overrides in ("-m",), ("-m", "resume=auto"):
+        assert "nothing to try" in refusal(*overrides)
     assert "-m is for train.py" in refusal("-m", "checkpoint=a,b", task="evaluate")
 
 
 def slots(
-    monkeypatch: pytest.MonkeyPatch, num_gpus: int, *words: str, visible: str | None = None
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, *overrides: str, visible: str | None = None
 ) -> tuple[list[str | None], str]:
     """The GPUs of the jobs that run at a time on a machine with so many, and why they are fewer."""
-    command = compose_command("train", ["strategy=ddp", "trainer.devices=1", *words])
+    command = compose_command("train", ["strategy=ddp", "trainer.devices=1", *overrides])
     command.cfg.trainer.accelerator = "gpu"
     monkeypatch.setattr(sweep, "num_gpus", lambda: num_gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -148,8 +148,10 @@ def test_jobs_that_share_gpus_fill_each_before_any_has_two(monkeypatch: pytest.M
         (5, 2, 2, "auto", ["0,1", "2,3", "0,1", "2,3"]),
         (2, "auto", 2, "auto", ["0,1", "0,1"]),
     ):
-        words = (f"trainer.devices={devices}", f"sweep.num_parallel={parallel}")
-        assert slots(monkeypatch, num_gpus, *words, f"sweep.jobs_per_gpu={per_gpu}")[0] == expected
+        overrides = (f"trainer.devices={devices}", f"sweep.num_parallel={parallel}")
+        assert (
+            slots(monkeypatch, num_gpus, *overrides, f"sweep.jobs_per_gpu={per_gpu}")[0] == expected
+        )
     # A project's own sweep/grid.yaml may lack the key.
     assert slots(monkeypatch, 2, "~sweep.jobs_per_gpu")[0] == ["0", "1"]
 
@@ -157,8 +159,8 @@ def test_jobs_that_share_gpus_fill_each_before_any_has_two(monkeypatch: pytest.M
 def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def why(num_gpus: int, *words: str) -> str:
-        return slots(monkeypatch, num_gpus, *words)[1]
+    def why(num_gpus: int, *overrides: str) -> str:
+        return slots(monkeypatch, num_gpus, *overrides)[1]
 
     three, shared = "sweep.num_parallel=3", "sweep.jobs_per_gpu=2"
     hint = "sweep.jobs_per_gpu=3 runs 3 at a time."
@@ -167,8 +169,8 @@ def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
     two = ", not 3: of 5 GPUs each job takes 2 for itself. sweep.jobs_per_gpu=2 runs 3 at a time."
     assert why(5, three, "trainer.devices=2") == two
     assert why(2, three, "gpus=emptiest") == ", not 3: of 2 GPUs each job takes 1 for itself."
-    for words in (shared,), ("sweep.num_parallel=1",), (three, "sweep.jobs_per_gpu=3"):
-        assert why(1, *words) == ""
+    for overrides in (shared,), ("sweep.num_parallel=1",), (three, "sweep.jobs_per_gpu=3"):
+        assert why(1, *overrides) == ""
     on_cpu = ": no job takes a GPU, and sweep.jobs_per_gpu is for GPUs. sweep.num_parallel=2 runs"
     assert on_cpu in why(0, shared)
     assert why(0, three, shared) == ""
@@ -176,11 +178,17 @@ def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
 
 def test_jobs_share_a_gpu_at_the_same_time(tmp_path: Path) -> None:
     """torch knows that there is no GPU, and computes on the CPU."""
-    words = [word for word in TINY if not word.startswith(("strategy=", "notes="))]
-    words += ["notes=GPU ${oc.env:CUDA_VISIBLE_DEVICES,none}", "seed=1,2,3", "sweep.num_parallel=3"]
-    words += ["sweep.jobs_per_gpu=2", f"output_dir={tmp_path}"]
+    overrides = [word for word in TINY if not word.startswith(("strategy=", "notes="))]
+    overrides += [
+        "notes=GPU ${oc.env:CUDA_VISIBLE_DEVICES,none}",
+        "seed=1,2,3",
+        "sweep.num_parallel=3",
+    ]
+    overrides += ["sweep.jobs_per_gpu=2", f"output_dir={tmp_path}"]
     fake = write_fake(tmp_path / "fake", [FakeGpu(80)])
-    result = typed("train.py", "-m", *words, environment=fake)  # the fork server has no fake GPUs
+    result = typed(
+        "train.py", "-m", *overrides, environment=fake
+    )  # the fork server has no fake GPUs
     assert result.returncode == 0, result.stderr
     assert "3 to run, 2 at a time, not 3: of 1 GPU each job takes 1 with 1 other." in result.stdout
     events = re.findall(r"job (\d) (starts|finished)", result.stdout)
@@ -196,9 +204,9 @@ def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None
         "sweep.sampler._target_=optuna.samplers.BruteForceSampler",
         "~sweep.sampler.constant_liar",
     )
-    words = ("resume=auto", *TINY, "sweep=optuna", *sampler, "model.optimizer.lr=-1,0.01")
+    overrides = ("resume=auto", *TINY, "sweep=optuna", *sampler, "model.optimizer.lr=-1,0.01")
     for num_trials in (1, 2):
-        status, said = again(tmp_path, *words, f"sweep.num_trials={num_trials}")
+        status, said = again(tmp_path, *overrides, f"sweep.num_trials={num_trials}")
         assert f"{num_trials} jobs in" in said
     assert status == 1, said
     (folder,) = sweeps(tmp_path)
@@ -209,13 +217,15 @@ def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None
     assert f"{value:.5g}" in said  # by its job, or in the table of an earlier one
 
 
-def started(folder: Path, *words: str) -> fork_server.Started:
-    return fork_server.Started(["train.py", "-m", *words, f"output_dir={folder}"], folder / "log")
+def started(folder: Path, *overrides: str) -> fork_server.Started:
+    return fork_server.Started(
+        ["train.py", "-m", *overrides, f"output_dir={folder}"], folder / "log"
+    )
 
 
 def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    words = (*TINY, "trainer.max_epochs=60,1")
-    driver = started(tmp_path, *words)
+    overrides = (*TINY, "trainer.max_epochs=60,1")
+    driver = started(tmp_path, *overrides)
     end = time.monotonic() + 200
     while not [*tmp_path.glob("sweeps/*/*/0/metrics.csv")] and time.monotonic() < end:
         time.sleep(0.02)
@@ -225,7 +235,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert "Resume with: python train.py -m resume=auto" in (tmp_path / "log").read_text()
     assert [*(folder / "0" / "checkpoints").glob("step_*.ckpt")]
     assert not (folder / "1").exists()
-    status, said = again(tmp_path, "resume=auto", *words)
+    status, said = again(tmp_path, "resume=auto", *overrides)
     assert status == 0, said
     assert "resumes from " in (folder / "0" / "screen.log").read_text()
     assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
@@ -233,14 +243,19 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["study", *slow("grid")])
 def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
-    """kill -9 of the driver or of a job; each job is then what a single run of its words is."""
-    words = [*TINY, "trainer.max_epochs=5", "checkpoint.every_n_steps=3", "sweep.num_parallel=2"]
+    """After kill -9 of the driver or of a job, each job equals a single run of its overrides."""
+    overrides = [
+        *TINY,
+        "trainer.max_epochs=5",
+        "checkpoint.every_n_steps=3",
+        "sweep.num_parallel=2",
+    ]
     url = f"sqlite:///{tmp_path}/shared.db"
     study = ["sweep=optuna", "sweep.num_trials=4", RATE, f"sweep.storage={url}"]
-    words += GRID if kind == "grid" else study
+    overrides += GRID if kind == "grid" else study
     draw, status = random.Random(1), 1
     for num_starts in range(20):
-        driver = started(tmp_path, *words, "resume=auto")
+        driver = started(tmp_path, *overrides, "resume=auto")
         end = time.monotonic() + draw.random() * 6
         while driver.poll() is None and (time.monotonic() < end or num_starts >= 6):
             time.sleep(0.01)
@@ -251,7 +266,7 @@ def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
         if (status := driver.wait()) == 0:
             break
     assert status == 0, (tmp_path / "log").read_text()[-2000:]
-    # A driver that was killed before it wrote its words has left a folder that is no sweep.
+    # A driver that was killed before it wrote its overrides has left a folder that is no sweep.
     (folder,) = [place for place in sweeps(tmp_path) if (place / "overrides.yaml").exists()]
     # A kill while the sampler draws a trial's values fails that trial: the study asks for the
     # next number in its place, so that four jobs end, of which the last may be number 4 or more.
@@ -290,11 +305,13 @@ def test_a_search_space_is_kept_in_a_yaml_file(tmp_path: Path, monkeypatch) -> N
     conf = with_space(tmp_path, "model.optimizer.lr: [0.001, 0.01]", "seed: 1,2", "tags: '[a],[b]'")
     queues = []
     monkeypatch.setattr(sweep, "run_jobs", lambda queue, *_: queues.append(queue) or 1)
-    words = ["sweep=mine", "tags=[c]", f"output_dir={tmp_path}"]
+    overrides = ["sweep=mine", "tags=[c]", f"output_dir={tmp_path}"]
     with pytest.raises(SystemExit):
-        sweep.run("train", conf, words)
-    words = [[f"model.optimizer.lr={r}", f"seed={s}"] for r in ("0.001", "0.01") for s in (1, 2)]
-    assert [job.overrides[:2] for job in queues[0].jobs] == words
+        sweep.run("train", conf, overrides)
+    overrides = [
+        [f"model.optimizer.lr={r}", f"seed={s}"] for r in ("0.001", "0.01") for s in (1, 2)
+    ]
+    assert [job.overrides[:2] for job in queues[0].jobs] == overrides
     assert all("tags=[c]" in job.overrides for job in queues[0].jobs)
 
 

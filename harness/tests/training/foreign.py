@@ -69,11 +69,11 @@ class WithCallbacks(Tested):
         return [pl.callbacks.ModelCheckpoint(monitor="val_loss")]
 
 
-class Scores(Validated):
+class LateMetrics(Validated):
     """Logs in the last hook of an epoch, and a metric that is no number."""
 
     def on_train_epoch_end(self) -> None:
-        self.log("score", 1.0)
+        self.log("quality", 1.0)
         self.trainer.callback_metrics["matrix"] = torch.zeros(2, 2)
 
 

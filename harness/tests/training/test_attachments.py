@@ -1,4 +1,4 @@
-"""What the library attaches to a Trainer and its module, and that it leaves both as they were."""
+"""The library attaches a known list to a Trainer and its module, and removes it all."""
 
 from typing import Any
 

@@ -56,7 +56,7 @@ def write(folder: Path, code: str) -> None:
 
 
 def go_on(run: Run) -> str:
-    """Let a run go on from its third step, and return what its log says meanwhile."""
+    """Resume a run from its third step, and return the new part of its log."""
     for path in (run.folder / "checkpoints").glob("step_*"):
         if int(path.stem.removeprefix("step_")) > 3:
             path.unlink()
@@ -86,7 +86,7 @@ def test_other_packages_are_shown_once_and_what_a_start_computes_with_is_noted(
 ONE = "        self.one = nn.Linear(5, 5)\n"
 TWO = "        self.two = nn.Linear(5, 5)\n"
 RATES = "[torch.optim.lr_scheduler.StepLR(optimizer, 1)]"
-# What stands in the code, what is written instead, and what is shown.
+# The code, its replacement, and a part of the message.
 MISFITS = (
     (ONE, f"        self.more = nn.Linear(1, 1)\n{ONE}", "more.weight"),
     (ONE + TWO, TWO + ONE, "two.weight would get the optimizer's state of one.weight"),

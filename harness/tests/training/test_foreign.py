@@ -1,4 +1,4 @@
-"""A module and data of somebody else train by YAML alone, whatever they lack."""
+"""Modules and data without knowledge of this library train by YAML alone."""
 
 import csv
 from collections.abc import Callable
@@ -60,10 +60,10 @@ def test_start_shows_the_batch_that_a_step_takes(words, capsys) -> None:
 
 
 def test_objective_is_found_at_the_end_of_an_epoch(words) -> None:
-    run = train(*words("Scores", "TrainAndVal", "objective=score", "mode=max"))
+    run = train(*words("LateMetrics", "TrainAndVal", "objective=quality", "mode=max"))
     assert "best.ckpt is" not in told(run)
     assert "which are not one number: matrix" in told(run)
-    assert set(run.results) >= {"score", "train_loss", "val_loss"}
+    assert set(run.results) >= {"quality", "train_loss", "val_loss"}
 
 
 def test_checkpoint_callback_of_a_module_writes_into_the_run(words) -> None:

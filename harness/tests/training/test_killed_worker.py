@@ -1,6 +1,6 @@
-"""A data worker that is killed ends the run with a sentence.
+"""A data worker that is killed ends the run with an error.
 
-That it goes on as if nothing had happened is shown by the storm in tests/faults.
+The storm in tests/faults tests that the run resumes as if nothing had happened.
 """
 
 from pathlib import Path

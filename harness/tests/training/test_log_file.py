@@ -1,4 +1,4 @@
-"""What is on the screen and in run.log of what packages log."""
+"""Messages of packages on the screen and in run.log."""
 
 import logging
 from pathlib import Path

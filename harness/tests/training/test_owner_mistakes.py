@@ -19,7 +19,7 @@ from harness.training import user_errors
 from tests.faults.fork_server import command
 from tests.strategy_runs import write_conf
 
-# A module and its data, as an owner writes them; each mistake is a change of this text.
+# A module and its data, as a user writes them; each mistake is a change of this text.
 RIGHT = """
 import pytorch_lightning as pl
 import torch

@@ -1,4 +1,4 @@
-"""Disks without room, without the right to write, and too small for data workers: sentences."""
+"""Messages for disks that are full, read-only, or too small for data workers."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ WORDS = ("model=mlp", "trainer.max_epochs=2", "strategy=cpu", "trainer.enable_pr
 
 
 def may_mount() -> bool:
-    """Whether this process may mount a file system that nobody else sees."""
+    """Return whether this process may mount a private file system."""
     unshare = shutil.which("unshare")
     words = [str(unshare), "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     return (

@@ -89,7 +89,7 @@ def training(folder: Path, model: str = "tests.training.foreign.WithLoaders") ->
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Nobody changes it."""
+    """A run that no test changes."""
     return train(*training(tmp_path_factory.mktemp("trained")))
 
 
@@ -110,7 +110,7 @@ def test_lost_best_checkpoint_gives_the_results_of_the_last_and_says_so(
     for said in (screen.err, log):
         assert "best.ckpt is lost: " in said
         assert "The results are those of the last weights" in said
-    # Whoever asks for the best gets what was tested.
+    # The run's checkpoint is the tested one.
     assert run.checkpoint.name == "last.ckpt"
     assert run.model is not None
     assert "(of the last weights)" in choose_run.finished(run.folder)
@@ -123,7 +123,7 @@ def test_what_is_tested_has_the_numbers_that_it_had_with_these_weights(tmp_path:
     assert again.results.items() <= run.results.items()
     assert module.scale == run.results["test_scale"] == 1 + 4  # the first of three epochs
     assert module.center.sum() == run.results["test_center"]
-    assert not module.seen  # a collection begins anew
+    assert not module.seen  # a new collection begins
 
 
 def test_what_a_module_lets_checkpoints_lack_is_not_asked_for(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ TELLING = (
 )
 
 
-# Where the reference accumulates batches as well.
+# Kinds whose reference accumulates batches as well.
 ACCUMULATED = ("and without:", "when batches are accumulated", "each accumulated batch draws")
 
 
@@ -66,8 +66,8 @@ class Cell:
     """The verdict on a kind under a strategy.
 
     It is ``equal`` to one process (1e-9), ``set`` if it needs settings that a refusal has named,
-    ``told`` if a line says that it differs, ``refused`` in a sentence, ``silent`` if it differs and
-    nothing says so, ``false alarm`` if it is equal and told to differ; ``broken`` with a traceback,
+    ``told`` if a warning reports a difference, ``refused`` with an error, ``silent`` if it differs
+    without one, ``false alarm`` if it is equal despite a warning; ``broken`` with a traceback,
     or if it hangs.
     """
 
@@ -165,7 +165,7 @@ def settings_of(kind: Kind, strategy: str) -> list[str]:
 
 
 def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[tuple[str, End]]:
-    """Train with a loader, and go on in the middle of its second epoch."""
+    """Train with a loader, and resume in the middle of its second epoch."""
     status, said = run([*loader_words(kind, folder), "name=whole"])
     if status:
         yield strategy, End(status, said)
@@ -192,7 +192,7 @@ def _loader_ends(kind: str, strategy: str, folder: Path, run: Any) -> Iterator[t
 
 
 def loader_words(name: str, folder: Path) -> list[str]:
-    """Write what a user writes in YAML; the command's words that choose it."""
+    """Write a user's YAML files; return the overrides that select them."""
     kind, _, num_workers = name.partition(", workers=")
     owned = {"overridden": "Overridden", "streams of a DataModule": "OfStreams"}
     modules = {"of the module": "WithLoaders", "moved at random": "MovedAtRandom"}

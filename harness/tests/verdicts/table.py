@@ -1,12 +1,12 @@
-"""Compute the table of verdicts, and say what has changed.
+"""Compute the table of verdicts, and print the changes.
 
     python -m tests.verdicts.table                        everything: an hour on two cores
     python -m tests.verdicts.table "class weights" plain  some kinds
     python -m tests.verdicts.table plain --write
 
-``table.csv`` is what the harness does today with every kind of module and loader, and with public
-modules, whose cells ``make packages`` computes. ``--write`` writes what has changed into it, but
-what has become worse: whoever means that edits the file, and says why in the commit.
+``table.csv`` has the library's verdicts on every kind of module and loader, and on public
+modules, whose cells ``make packages`` computes. ``--write`` writes changed verdicts into it, but
+no worse ones: to accept these, edit the file and give the reason in the commit.
 """
 
 import argparse
@@ -32,8 +32,8 @@ class Row(NamedTuple):
     kind: str
     strategy: str
     verdict: str
-    difference: str = ""  # where it is told or silent; not compared
-    says: str = ""  # what is told, or refused
+    difference: str = ""  # for told and silent; not compared
+    says: str = ""  # part of the warning or the error
 
 
 def read() -> dict[Key, Row]:

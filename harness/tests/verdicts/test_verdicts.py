@@ -1,4 +1,4 @@
-"""Every cell of the table is what the harness does; nothing becomes silently different."""
+"""The library's verdicts equal those of the table; nothing becomes silently different."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.verdicts.cells import BARE, GROUPS, Cell, End, judge, row, strategies
 from tests.verdicts.table import Row, change, is_worse, read
 
 TABLE = read()
-# Each is decided in another place of the harness.
+# Another place of the library decides each of these.
 TELLING = [
     ("module", "masked language", "ddp(2)"),
     ("module", "unfrozen and frozen by hooks", "ddp(2)"),

@@ -11,7 +11,7 @@ from harness.training.attachments import Attachments
 
 
 def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    """A Trainer on CPUs with the harness's callbacks for exact batches, and few others."""
+    """A Trainer on CPUs with the library's callbacks for exact batches, and few others."""
     return pl.Trainer(
         devices=devices,
         use_distributed_sampler=False,

@@ -172,7 +172,7 @@ class HostWaits(TorchFunctionMode):
 def is_read(index: Any, is_fill: bool) -> bool:
     """Return whether an index of a tensor is copied to the host, or says how many elements it has.
 
-    To fill the places of a mask with one number, nobody counts them.
+    To fill the places of a mask with one number, torch does not count them.
     """
     if isinstance(index, slice):
         return any(isinstance(end, Tensor) for end in (index.start, index.stop, index.step))
