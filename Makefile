@@ -1,5 +1,5 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
-# make check   set up if needed, run the linters and the type checker
+# make check   set up if needed, run the linters, the type checker and the check of phrases
 # make quick   make check, and run the tests that do not train, a minute
 # make test    make check, and run the tests, ten minutes  make test ARGS="-k resume"
 # make test-harness ARGS="-k resume"   run the library's tests that ARGS selects
@@ -44,6 +44,7 @@ RUFF_RULES := --config harness/ruff.toml
 MYPY_RULES := --strict $(addprefix --enable-error-code=,\
     arg-type assignment index operator override return-value union-attr)
 FORMATTED := .
+STYLE := $(wildcard harness/tests/style/check.py)
 else
 FORMATTED := $(wildcard harness)
 endif
@@ -52,6 +53,7 @@ check: $(TEST_INSTALLED)
 	$(if $(FORMATTED),$(BIN)/ruff format --check $(RUFF_RULES) $(FORMATTED))
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
+	$(if $(STYLE),$(BIN)/python $(STYLE) '*.py' '*.yaml' '*.yml' '*.toml')
 
 # Three workers with one thread each, because tests start further processes on the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal

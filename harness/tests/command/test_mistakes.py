@@ -86,7 +86,7 @@ LATE_MISTAKES = {
     "+data.batchsize=3": "has no argument batchsize. Did you mean batch_size?",
     "model.optimizer.lr=-1": "Invalid learning rate",
     "model.optimizer.lr=fast": "lr=fast",
-    "model.label_smoothing=abc": "model.label_smoothing=abc must be a number",
+    "model.label_smoothing=abc": "model.label_smoothing=abc is text, but",
     "+model.learning_rate=0.1": "has no argument learning_rate.",
 }
 

@@ -20,7 +20,7 @@ def status_of(code: str, inherited: dict[str, str]) -> tuple[int, str]:
 def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: Path) -> None:
     """It inherits the variables of the run, of whichever of its processes, and forgets them."""
     code = (
-        "import os, sys; from harness.distributed import parent\n"
+        "import os, sys; from harness.distributed import parent_process as parent\n"
         "parent.follow_parent()\n"
         "assert 'harness.distributed.shutdown' not in sys.modules\n"
         "assert parent.folder_of_run() is None\n"

@@ -18,12 +18,12 @@ from tests.faults.fork_server import command
 # As in torch, Python's own handlers wait. A run that trains answers signals itself.
 BUSY = """
 import hashlib, signal, sys
-from harness.distributed import leaving
-leaving.exit_on_signals()
-run = leaving.SignalHandlers()
+from harness.distributed import shutdown
+shutdown.exit_on_signals()
+run = shutdown.SignalHandlers()
 run.wait_for_step = True
-handler = {"run": run.note, "user": print}.get(sys.argv[1], leaving.leave_to_thread)
-for signum in leaving.EXIT_SIGNALS:
+handler = {"run": run.note, "user": print}.get(sys.argv[1], shutdown.ignore_in_main_thread)
+for signum in shutdown.EXIT_SIGNALS:
     signal.signal(signum, handler)
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
