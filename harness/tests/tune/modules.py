@@ -1,13 +1,14 @@
 """An experiment of a user's: a module, and data whose samples take a while."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from harness import DataModule
 
@@ -23,7 +24,7 @@ class Net(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        loss = F.cross_entropy(self.net(x), y)
+        loss = F.cross_entropy(self.net(10 * x), y)  # learns fastest far below a rate of 1
         self.log("train/loss", loss, on_epoch=True)
         return loss
 
@@ -45,6 +46,24 @@ class LargeNet(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if len(batch[0]) > MOST_SAMPLES:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().training_step(batch, batch_idx)
+
+
+class SmallBatches(Net):
+    """Raises an error of its own where a batch is large."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if len(batch[0]) > MOST_SAMPLES:
+            raise ValueError("too many rows\nfor this loss")
+        return super().training_step(batch, batch_idx)
+
+
+class Stops(Net):
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.trainer.should_stop = batch_idx == 4
         return super().training_step(batch, batch_idx)
 
 
@@ -103,3 +122,15 @@ class OwnLoaders(Net):
 
     def train_dataloader(self) -> Any:
         return DataLoader(Slow(100, 0.0), batch_size=10)
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Slow(60, 0.0))
+
+
+class StreamOfRows(DataModule):
+    """A stream: nobody knows how many samples it has."""
+
+    def make_dataset(self, split: str) -> Any:
+        return Rows()

@@ -74,6 +74,7 @@ def test_the_largest_batch_that_fits_is_found_from_below_and_from_above(tune: Tu
         assert int(pasted(printed)["data.batch_size"]) <= 20
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_not_one_sample_fits_ends_in_a_line(
     tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_batch_of_which_not_one_sample_fits_ends_in_a_line(
     assert printed == "A single sample does not fit into memory. Use a smaller model.\n"
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_smaller_than_a_batch_ends_the_search(tune: Tune) -> None:
     printed = tune("data.num_train=12", model=net(), data=f"{DATA}num_train: 12\n")
     assert "The data set has no more samples." in printed
@@ -90,6 +92,7 @@ def test_a_data_set_that_is_smaller_than_a_batch_ends_the_search(tune: Tune) -> 
     assert dropped == "The training loader gave no batch. Use a smaller data.batch_size.\n"
 
 
+@pytest.mark.slow
 def test_slow_samples_want_workers_and_quick_ones_do_not(
     tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,12 +103,14 @@ def test_slow_samples_want_workers_and_quick_ones_do_not(
     assert pasted(tune(model=net(), data=DATA))["data.num_workers"] == "0"
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_modules_own_gets_all_but_a_rate(tune: Tune) -> None:
     printed = tune(model="_target_: tests.modules.several.Adversaries\n", data=DATA)
     assert "(automatic_optimization=False), with \n2 optimizers." in printed
     assert list(pasted(printed)) == ["data.batch_size", "data.num_workers"]
 
 
+@pytest.mark.slow
 def test_what_has_no_key_in_the_config_is_said(tune: Tune) -> None:
     printed = tune("data=null", model=net("OwnLoaders"))
     assert "The config has no data.batch_size" in printed
@@ -115,6 +120,7 @@ def test_what_has_no_key_in_the_config_is_said(tune: Tune) -> None:
     assert "the config has model.lr and model.head.lr." in tune(model=several, data=DATA)
 
 
+@pytest.mark.slow
 def test_several_devices_share_the_batch_that_is_pasted(tune: Tune) -> None:
     overrides = ("strategy=ddp", "trainer.devices=2", "data.batch_size=32")
     printed = tune(*overrides, model=net(), data=DATA)
@@ -125,6 +131,7 @@ def test_several_devices_share_the_batch_that_is_pasted(tune: Tune) -> None:
 
 def test_mistakes_and_failures_end_in_a_few_lines(tune: Tune, tmp_path: Path) -> None:
     assert "Did you mean experiment=synthetic?" in tune("experiment=syntetic", status=2)
+    assert "tune has no option -m" in tune("-m", status=2)
     printed = tune(model=net("BrokenNet"), data=DATA, status=1)
     assert "modules.py" in printed
     assert len(printed.splitlines()) <= 3
@@ -137,6 +144,28 @@ def test_the_rate_is_that_of_the_steepest_fall() -> None:
     losses = [2.0 - 1e-9 * i if i < 40 else 2.0 - 0.3 * (i - 39) for i in range(50)]
     losses += [losses[-1] + i for i in range(10)]
     rate = trials.steepest(rates, losses)
-    assert rate is not None
+    assert isinstance(rate, float)
     assert 40 <= rates.index(rate) <= 48
-    assert trials.steepest(rates, [float(i) for i in range(60)]) is None
+    rising = trials.steepest(rates, [float(i) for i in range(60)])
+    assert rising == "the loss falls at no rate from 1e-6 to 1"
+    still_falling = trials.steepest(rates, [-float(i * i) for i in range(60)])
+    assert still_falling == "the loss falls fastest at the largest rate of the search"
+
+
+def test_a_size_that_fails_ends_the_search_and_keeps_the_sizes_before(tune: Tune) -> None:
+    printed = tune(model=net("SmallBatches"), data=DATA)
+    assert "A batch of 32 fails: too many rows\n" in printed
+    assert "data.batch_size=16" in printed
+
+
+def test_a_training_that_ends_before_a_trial_is_named(tune: Tune) -> None:
+    printed = tune(model=net("Stops"), data=DATA, status=2)
+    assert "ended after 5 batches" in printed
+    assert "trainer.should_stop" in printed
+
+
+def test_a_stream_is_asked_for_no_batch_that_it_cannot_give(tune: Tune) -> None:
+    printed = tune(model=net(), data=DATA.replace("Measures", "StreamOfRows"))
+    sizes = re.findall(r"(?m)^ +([\d,]+) +[\d,]+ +[\d.]+$", printed)
+    assert sizes == ["16", "32", "60"]
+    assert "The data set has no more samples." in printed

@@ -26,14 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typed_command("harness.tune"), None, __doc__, formatter_class=kind
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
-    overrides = parser.parse_args(arguments).overrides
+    options, unknown = parser.parse_known_args(arguments)
     try:
+        if unknown:
+            raise UserError(
+                f"tune has no option {' '.join(unknown)}: it measures one experiment.\n"
+                "Use key=value, with one value for each key."
+            )
         if launcher().has_several_processes:
             raise UserError(
                 "tune measures on one device, but torchrun or srun has started several processes.\n"
                 "Start it without torchrun and srun."
             )
-        command = compose_command("train", overrides)
+        command = compose_command("train", options.overrides)
         check(command)
         from harness.tune.search import tune  # imports torch and Lightning, which takes seconds
 

@@ -89,10 +89,15 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
         if size is not None:
             cfg.data.batch_size = size
         try:
+            if not rows and not too_large:
+                measure_steps(cfg, size)  # the first trial of a process is slower
             steps = measure_steps(cfg, size)
         except Exception as error:
             if not re.search(OUT_OF_MEMORY, str(error)):
-                raise
+                if not rows:
+                    raise
+                why = f"A batch of {size} fails: {str(error).partition(chr(10))[0][:200]}"
+                break
             steps = None
         if steps is None:
             say(f"{size or 'all':>12}  does not fit into memory")
@@ -111,7 +116,7 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
             why = f"The config has no {BATCH_SIZE}. Set the batch size in the code of your loaders."
         elif too_large:
             why = f"A batch of {too_large} does not fit."
-        elif steps.num_samples == steps.num_all:
+        elif steps.num_samples == steps.num_all or steps.num_samples < size:
             why = "The data set has no more samples."
         elif num_slow == 2:
             why = "Larger batches are not 5 % faster."
@@ -156,7 +161,8 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
         say(f"{num} is the smallest number for which steps do not wait for data.")
         chosen = num
     else:
-        say(f"{chosen} is the fastest, but some steps still wait for data.")
+        say(f"{chosen} is the fastest, but steps wait for data. Read whole batches, or make the")
+        say("transforms cheaper.")
     paste.append(f"{NUM_WORKERS}={chosen}")
 
 
@@ -173,8 +179,8 @@ def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None
         cfg.trainer.accumulate_grad_batches *= num_devices
     num_steps = max(30, min(NUM_RATES, int(MAX_SECONDS / best.seconds / num_devices)))
     rate = find_rate(cfg, num_steps)
-    if rate is None:
-        say("\nNo learning rate: the loss falls at no rate from 1e-6 to 1.")
+    if isinstance(rate, str):
+        say(f"\nNo learning rate: {rate}.")
         return
     say(f"\nlearning rate {rate:.2g}: the loss falls fastest there, in {num_steps} steps.")
     say("Use it as a constant rate, or as the largest rate of a schedule.")

@@ -6,6 +6,7 @@ first epoch. Next: ``search`` chooses the trials, and prints their results.
 """
 
 import gc
+import math
 import os
 import time
 import warnings
@@ -185,7 +186,7 @@ def measure_steps(cfg: Any, size: int | None) -> Steps:
         cfg: the result of ``single_device_config``, with the batch size to measure.
         size: the batch size in the config; ``None`` takes the size of the first batch.
     """
-    timer, num_all, batch_size = Timer(), 0, 0
+    timer, num_all, batch_size = Timer(), 0, size or 0
 
     def cache_batches(loaders: Any) -> Endless:
         nonlocal num_all, batch_size
@@ -193,10 +194,16 @@ def measure_steps(cfg: Any, size: int | None) -> Steps:
         samplers = [getattr(loader, "batch_sampler", None) for loader in flat_loaders(loaders)]
         counted = [s.settings() for s in samplers if isinstance(s, SharedBatchSampler)]
         num_all = min((settings["num_samples"] for settings in counted), default=0)
-        batch_size = size or extract_batch_size(batches[0])
+        with suppress(Exception):  # Lightning does not know the type of the batch
+            batch_size = extract_batch_size(batches[0])
         return Endless(lambda: batches)
 
     fit(cfg, cache_batches, timer)
+    if not timer.seconds:
+        raise UserError(
+            f"The training ended after {timer.num_batches} batches, but a trial needs {SECONDS:g} "
+            "s of steps. Does the module or a callback set trainer.should_stop?"
+        )
     num_samples = min(batch_size, num_all or batch_size)
     numbers = (timer.num_bytes, num_all, timer.num_optimizers, timer.is_manual)
     return Steps(num_samples, timer.seconds, *numbers)
@@ -221,8 +228,8 @@ def measure_loader(cfg: Any, num_workers: int) -> float:
     return batches_per_second
 
 
-def find_rate(cfg: Any, num_steps: int) -> float | None:
-    """Train with rates that grow from 1e-6 to 1, and return the best; ``None`` if none learns."""
+def find_rate(cfg: Any, num_steps: int) -> float | str:
+    """Train with rates that grow from 1e-6 to 1, and return the best, or why there is none."""
     finder: Any = None
 
     def search(trainer: pl.Trainer, model: Any, data: Any) -> None:
@@ -233,10 +240,13 @@ def find_rate(cfg: Any, num_steps: int) -> float | None:
         finder = Tuner(trainer).lr_find(model, datamodule=data, **options)
 
     fit(cfg, lambda loaders: Endless(lambda: batches_of(loaders)), start=search)
-    return steepest(finder.results["lr"], finder.results["loss"])
+    losses = finder.results["loss"]
+    if not any(map(math.isfinite, losses)):
+        return "the loss is not finite, even with a rate of 1e-6"
+    return steepest(finder.results["lr"], losses)
 
 
-def steepest(rates: list[float], losses: list[float]) -> float | None:
+def steepest(rates: list[float], losses: list[float]) -> float | str:
     """Return the rate at which the loss falls fastest, relative to the rate's logarithm.
 
     The rates grow by a constant factor. Lightning's own suggestion takes the slope relative to the
@@ -244,7 +254,11 @@ def steepest(rates: list[float], losses: list[float]) -> float | None:
     """
     values = torch.tensor(losses[NUM_SKIPPED:])
     if len(values) < 2:
-        return None
+        return "the search ended after too few steps"
     slopes = torch.gradient(values)[0].nan_to_num(0.0)
     index = int(slopes.argmin())
-    return rates[NUM_SKIPPED + index] if slopes[index] < 0 else None
+    if slopes[index] >= 0:
+        return "the loss falls at no rate from 1e-6 to 1"
+    if index >= len(slopes) - 2:
+        return "the loss falls fastest at the largest rate of the search"
+    return rates[NUM_SKIPPED + index]
