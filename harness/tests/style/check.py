@@ -4,7 +4,8 @@
     python harness/tests/style/check.py FILE FOLDER  some of them
 
 ``phrases.csv`` holds the phrases, as regular expressions, and what to write instead. Also found:
-a sentence that begins with a relative clause in place of its subject. A line with a comment
+a sentence that begins with a relative clause in place of its subject, and a sentence in Markdown
+with more than 30 words. A line with a comment
 ``style: ignore`` is left out. The exit status is 1 if anything was found.
 """
 
@@ -19,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 IGNORE = "style: ignore"
+MAX_WORDS = 30
 LEFT_OUT = ("CHANGELOG.md", "AGENTS.md", "phrases.csv", "LICENSE", "requirements.lock")
+READ = (".py", ".md", ".yaml", ".yml", ".toml")
 BEGINNING = re.compile(r"(?:^|[.:;!?] )(?:What(?:ever)?|Who(?:ever)|Of|Where) [a-z`]")
 KINDS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", None))
 QUESTION = re.compile(r"^[^.]*\?")
@@ -27,8 +30,6 @@ QUESTION = re.compile(r"^[^.]*\?")
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the texts of a file that a person reads, each with its first line's number."""
-    if path.suffix not in (".py", ".md", ".yaml", ".yml", ".toml"):
-        return
     content = path.read_text()
     if path.suffix == ".py":
         for token in tokenize.generate_tokens(io.StringIO(content).readline):
@@ -61,6 +62,16 @@ def found(path: Path, phrases: Iterable[tuple[re.Pattern[str], str]]) -> Iterato
                 yield f"{path}:{number}: {match.group()!r} begins a sentence: name the subject"
 
 
+def long_sentences(path: Path) -> Iterator[str]:
+    """Yield a line for each sentence of a Markdown file that has more than ``MAX_WORDS`` words."""
+    content = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text())
+    content = re.sub(r"\]\([^)]*\)|`[^`]*`|https?:\S+", "x", content)
+    for cell in re.split(r"\n\s*\n|\||^\s*(?:[-*]|\d+\.) |^#.*$", content, flags=re.MULTILINE):
+        for sentence in re.split(r"(?<=[.:?!])[\s*)\"]+", cell):
+            if len(words := sentence.split()) > MAX_WORDS:
+                yield f"{path}: {len(words)} words: {' '.join(words[:8])} …"
+
+
 def main(arguments: list[str]) -> int:
     """Print what was found, and return the exit status."""
     with (Path(__file__).with_name("phrases.csv")).open(newline="") as file:
@@ -71,8 +82,9 @@ def main(arguments: list[str]) -> int:
     paths = [ROOT / name for name in listed.stdout.splitlines()]
     num_found = 0
     for path in paths:
-        if path.is_file() and path.name not in LEFT_OUT:
-            for line in found(path, phrases):
+        if path.is_file() and path.suffix in READ and path.name not in LEFT_OUT:
+            long = long_sentences(path) if path.suffix == ".md" else ()
+            for line in (*found(path, phrases), *long):
                 print(line.replace(f"{ROOT}/", ""))
                 num_found += 1
     return min(num_found, 1)
