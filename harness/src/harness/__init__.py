@@ -32,6 +32,7 @@ Modules and callbacks:
 Names are imported on first use: ``from harness import main`` does not import torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -85,5 +86,11 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"harness has no {name}; it has {', '.join(__all__)}.")
-    value = globals()[name] = getattr(import_module(f"harness.{module}"), name)
+    try:
+        value = globals()[name] = getattr(import_module(f"harness.{module}"), name)
+    except KeyboardInterrupt:
+        if name != "main":
+            raise
+        print("Interrupted before the run started.", file=sys.stderr)  # train.py imports main first
+        sys.exit(130)
     return value

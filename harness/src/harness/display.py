@@ -1,6 +1,8 @@
 """Format lists, paths, values and commands for messages."""
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +20,20 @@ def format_override(value: Any) -> str:
     """Return a value as a user types it in a command."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "null" if value is None else text[:60]
+
+
+def quoted_override(key: str, value: str) -> str:
+    """Return the override, typed in a shell, that sets a key to a text or to a list of texts."""
+    if value == "~" or value.startswith("~/"):  # the shell expands no ~ after the =
+        return f'{key}="$HOME{value[1:]}"'
+    is_list = value[:1] == "[" and value[-1:] == "]"
+    texts = [text.strip() for text in value[1:-1].split(",")] if is_list else [value]
+    quoted = ['"{}"'.format(text.replace('"', '\\"')) for text in texts]
+    if is_list:
+        plain = [re.fullmatch(r"[\w./+-]+", text) for text in texts]
+        quoted = [a if is_plain else b for a, b, is_plain in zip(texts, quoted, plain, strict=True)]
+        return shlex.quote(f"{key}=[{','.join(quoted)}]")
+    return shlex.quote(f"{key}={quoted[0]}")
 
 
 def display_path(file: str | Path) -> str:

@@ -73,11 +73,12 @@ def complete_scheduler(
             filled_in[name] = [argument.default * factor for factor in factors]
         if name == "total_steps" and argument.default is None:
             filled_in[name] = module.trainer.estimated_stepping_batches
-            if filled_in[name] == float("inf"):
+            if not 0 < filled_in[name] < float("inf"):  # -1: a stream without a length
+                no_batch = "data.drop_last=true may leave no batch. " if not filled_in[name] else ""
                 raise UserError(
-                    "model.scheduler needs the run's number of steps, but the run has no end.\nSet "
-                    "trainer.max_epochs or trainer.max_steps, or leave the scheduler out with "
-                    "~model.scheduler +model.scheduler=null."
+                    "model.scheduler needs the run's number of steps, which Lightning gives as "
+                    f"{filled_in[name]}.\n{no_batch}Set trainer.max_steps=<n>, or use "
+                    "model/scheduler=constant."
                 )
     return partial(scheduler, **filled_in)
 

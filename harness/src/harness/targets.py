@@ -81,7 +81,7 @@ def read_rules(conf: str | Path) -> dict[str, Any]:
     path = Path(conf, RULES)
     try:
         rules = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(
             f"{display_path(path)} is no YAML: {' '.join(str(error).split())}"
         ) from error
@@ -117,6 +117,11 @@ def check(cfg: Any) -> None:
         package = name.partition(".")[0]
         if package == name:
             raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UserError(f"{key}._target_={name} is no <package>.<module>.<name>.")
+        for flag in ("_partial_", "_recursive_"):
+            if not isinstance(node.get(flag, True), bool):
+                raise UserError(f"{key}.{flag}={node[flag]} must be true or false.")
         if package in USUAL or name in EXACT or is_in_rules(name) or package in _required_modules():
             continue
         if package in sys.modules or find_spec(package) is not None:  # else the import reports it

@@ -56,7 +56,7 @@ MISTAKES = {
     "checkpoint.num_kept=1": "must be a whole number, 2 or more",
     "strategy=gpu": "strategy=cpu",
     "callbacks=[early_stoping]": "Did you mean callbacks=early_stopping?",
-    "callbacks=early_stopping,ema": "use key=[value1,value2]",
+    "callbacks=early_stopping,ema": "type callbacks=[early_stopping,ema]",
     "scheduler=cosine": "Did you mean model/scheduler=cosine?",
     "tags=lr": "must be a list, such as",
     "gpus=emptiest": "eave out gpus=emptiest",

@@ -16,7 +16,13 @@ from harness import targets
 from harness.command import config_files
 from harness.command.check_devices import check_devices, check_gpus
 from harness.command.compose import OF_THE_RUN, Command, key_of, unused_setting
-from harness.command.hydra_errors import NO_PACKAGE, explaining_errors, suggest_key
+from harness.command.hydra_errors import (
+    CHECKPOINT,
+    NO_PACKAGE,
+    check_required_keys,
+    explaining_errors,
+    suggest_key,
+)
 from harness.compat.interpolations import bounded
 from harness.display import display_path, format_override
 from harness.distributed.launcher import launcher
@@ -34,6 +40,10 @@ KINDS: dict[Any, type] = {"text": str, "list": list}
 def check(command: Command) -> None:
     """Raise a ``UserError`` with what to type instead, if a command cannot run."""
     cfg = command.cfg
+    for override in command.overrides:
+        if override[0] == "~" and (name := key_of(override)) in config_files.groups(command.conf):
+            raise UserError(f"Every run needs {name}. Leave out {override}.")
+    check_required_keys(command.task, cfg, command.conf)
     with bounded(), explaining_errors(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
             raise UserError(f"{key} has no value. Add {key}=<value>.")
@@ -45,6 +55,7 @@ def check(command: Command) -> None:
     _check_keys(command, files)
     _check_overrides(command, values)
     targets.check(cfg)
+    _check_entries(command)
     if command.task == "train":
         _check_training(command)
         _check_objective(command, files)
@@ -75,16 +86,41 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
     for name in (groups | dicts) & {*map(str, cfg)}:
         may_be_null = name == "data" or name not in groups
         if not (OmegaConf.is_dict(cfg[name]) or (may_be_null and cfg[name] is None)):
+            place = _place(command, files, name)
+            if place.startswith(f"{name}="):  # typed
+                hint = f"\n{CHECKPOINT}" if name == "checkpoint" else ""
+                raise UserError(f"{place}{name} has keys. Set one: {name}.<key>=<value>.{hint}")
             raise UserError(
-                f"{_place(command, files, name)}{name}: {cfg[name]} must be keys, each on a line "
-                "below it: indented, and with a space after the colon."
+                f"{place}{name}: {cfg[name]} must be keys, each on a line below it: indented, and "
+                "with a space after the colon."
             )
     unread = [name for name in map(str, cfg) if name not in read]
     for name in dicts - groups:
         unread += [f"{name}.{key}" for key in cfg[name] or () if key not in schema[name]]
     for key in unread:
-        hint = suggest_key(key, cfg, conf) if key not in ("experiment", "debug") else NO_PACKAGE
+        hint = suggest_key(key, cfg, conf)
+        if key in ("experiment", "debug", "global"):
+            hint = NO_PACKAGE
+        elif "." in key and key in list(cfg):
+            first, rest = key.split(".", 1)
+            hint = f" A YAML file nests keys: write {first}: {{{rest}: <value>}}"
         raise UserError(f"{_place(command, files, key)}nothing reads {key}.{hint}")
+
+
+def _check_entries(command: Command) -> None:
+    """Refuse objects without a ``_target_``, of which Hydra would build a dict."""
+    entries = {key: command.cfg.get(key) for key in ("model", "data") if command.task == "train"}
+    for group in ("callbacks", "logger"):
+        nodes = command.cfg.get(group) or {}
+        entries |= {f"{group}.{name}": node for name, node in nodes.items()}
+    for key, node in entries.items():
+        if node and not (OmegaConf.is_dict(node) and "_target_" in node):
+            raise UserError(
+                f"{key} has no _target_, the class to build. Add "
+                f"+{key}._target_=<package>.<module>.<class>, or leave it out."
+            )
+        if node and node.get("_partial_"):
+            raise UserError(f"{key}._partial_=true builds no {key}. Leave _partial_ out.")
 
 
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:
@@ -133,8 +169,6 @@ def _check_overrides(command: Command, values: dict[str, Any]) -> None:
         name, _, value = override.lstrip("+~").partition("=")
         if name == "run_dir":
             raise UserError("The run sets run_dir: use output_dir=<folder> and name=<name>.")
-        if override[0] == "~" and name in config_files.groups(command.conf):
-            raise UserError(f"Every run needs {name}. Leave out {override}.")
         if value.lower() in ("yes", "no", "on", "off"):  # strings, which are true in Python
             raise UserError(f"{override}: write true or false; a text is \"{name}='{value}'\".")
         if name == "output" and command.task == "predict":

@@ -118,6 +118,11 @@ def find(command: Command) -> Path | None:
         example = max(map(str, runs), default="<output_dir>/<name>/<run>")
         if run_folder.is_run(Path(named).parent.parent):  # the user named a checkpoint
             example = str(Path(named).parent.parent)
+        elif Path(named).is_file():
+            raise UserError(
+                f"resume={named} is a file, and not the folder of a run.\nUse init={named} to "
+                "start a run from its weights."
+            )
         raise UserError(
             f"resume={named}: there is no run. Use resume=auto, or one such as {example}"
         )

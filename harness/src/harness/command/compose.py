@@ -91,7 +91,8 @@ def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
         if "data" not in cfg and "~data" not in overrides:  # an experiment: override /data: null
             cfg.data = None
     if task == "train":
-        cfg.name = str(cfg.name or choices.get("experiment") or "default")
+        with explaining_errors(task, overrides, conf), open_dict(cfg):
+            cfg.name = str(cfg.get("name") or choices.get("experiment") or "default")
     rules = config_files.rules(conf)
     refuse_trust_of_files(cfg, overrides, rules)
     return Command(
@@ -151,6 +152,9 @@ def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
         for pattern, today in OLD_KEYS.items():
             if re.fullmatch(pattern, override.lstrip("+")):
                 raise UserError(f"{override} is a setting of Lightning 1. Use {today}.")
+        group = key.replace(".", "/")
+        if "." in key and group in groups and re.fullmatch(r"(?!null$)[a-z_]\w*", value):
+            raise UserError(f"{override}: {key} has keys. Choose a file of them: {group}={value}")
         if task != "train" and name in groups and name not in EVALUATION_GROUPS:
             raise UserError(
                 f"{override}: {task}.py takes the config of the checkpoint's run. Leave it out.\n"

@@ -27,6 +27,7 @@ from harness.targets import RULES, read_rules
 from harness.untrusted import check_yaml
 
 LIBRARY_CONF = LIBRARY / "conf"
+BOM = "\ufeff"
 DEFAULT_RULES = LIBRARY / "command" / "default_rules.yaml"
 
 
@@ -69,9 +70,14 @@ def check_sizes(folders: Sequence[Path]) -> None:
     """
     for path in (path for folder in folders for path in folder.rglob("*.yaml")):
         try:
-            check_yaml(read_bytes(path.resolve(), MAX_YAML))
+            data = read_bytes(path.resolve(), MAX_YAML)
+            check_yaml(data)
+            if BOM in data.decode()[:1]:  # Hydra would not find # @package in the first line
+                raise ValueError("it begins with a byte order mark. Save it without one")
         except OSError:
             continue  # if the command needs this file, Hydra raises an error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{display_path(path)}: {error}. Save the file as UTF-8.") from error
         except ValueError as error:
             raise UserError(f"{display_path(path)} is no config file: {error}.") from error
 

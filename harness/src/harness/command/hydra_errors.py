@@ -11,10 +11,11 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.command.config_files import choices, groups, hydra_compose
+from harness.command.config_files import choices, folders, groups, hydra_compose
+from harness.display import display_path, quoted_override
 from harness.errors import UserError
 from harness.keys import last_part
 from harness.suggestions import SYNONYMS, suggest
@@ -28,6 +29,16 @@ OLD_KEYS = {
     r"accelerator=.*": "strategy=cpu or strategy=gpu",
     r"strategy=ddp_cpu": "strategy=ddp trainer.accelerator=cpu",
 }
+# Keys that the library reads from every config: those of train.yaml, and those of the Trainer.
+REQUIRED = (
+    *("output_dir", "seed", "resume", "join_minutes", "checkpoint", "test", "objective"),
+    *("mode", "model", "trainer", "callbacks", "logger", "gpus"),
+)
+OF_TRAINER = (
+    *("accelerator", "devices", "strategy", "num_nodes", "sync_batchnorm", "fast_dev_run"),
+    *("enable_progress_bar",),
+)
+CHECKPOINT = "Use resume=<run> to resume a run, or init=<file> to start from its weights."
 NO_PACKAGE = " The first line of such a file must be # @package _global_"
 
 
@@ -38,11 +49,16 @@ def explaining_errors(task: str, overrides: Sequence[str], conf: Path) -> Iterat
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_message(error, task, overrides, conf)) from error
+    except OSError as error:
+        if "Invalid loaded object type" not in str(error):
+            raise
+        raise UserError(f"{_without_keys(folders(conf, overrides))}.") from error
     except yaml.YAMLError as error:  # its text has the file and the line
         raise UserError(" ".join(str(error).split())) from error
     except RecursionError as error:
         raise UserError(
-            "The defaults of a YAML file include that file itself, directly or through another."
+            "The defaults of a YAML file include that file itself, directly or through another, or "
+            "an override is nested too deeply."
         ) from error
 
 
@@ -53,13 +69,33 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
     if isinstance(error.__cause__, (ConfigKeyError, ConfigAttributeError)):
         return _unknown_key(str(error.__cause__.full_key), task, overrides, conf)
     if isinstance(error, OverrideParseException):
-        key, _, value = str(error.override).partition("=")
+        key, equals, value = str(error.override).partition("=")
+        form = f"{error.override!r} is not of the form key=value, without spaces, brackets closed."
+        is_open = value[:1] == "{" or (value[:1] == "[" and value[-1:] != "]")
+        cure = f"\nTo set {key} to this text, type: {quoted_override(key, value)}"
+        return form + cure if equals and not is_open else form
+    if match := re.match(r"Ambiguous value for argument '(.+?)=(.+)'", str(error)):
+        key, value = match.groups()
         return (
-            f"{error.override!r} is not of the form key=value, without spaces, brackets closed.\n"
-            f"Other signs need two pairs of quotes: '{key}=\"{value}\"'."
+            f"{key}={value} is several values. For a list, type {key}=[{value}]\n"
+            f"For a sweep, type python {task}.py -m {key}={value}"
         )
     if match := re.search(r"In '\w+/\w+': Could not override '\w+@\w+\.\w+'\.", str(error)):
         return match[0] + NO_PACKAGE
+    if match := re.search(r"(In '.+'): Could not override '.+@(\w+)'\.", str(error)):
+        return f"{match[1]}: write override /{match[2]}: <choice>, with the slash."
+    if "Cannot merge DictConfig with ListConfig" in str(error):
+        found = re.match(r"In '.+': ", str(error))
+        return (
+            f"{found[0] if found else ''}a list stands where keys are needed.\n"
+            "Give each entry a name, such as callbacks: {timer: {_target_: ...}}"
+        )
+    if "HydraConfig was not set" in str(error):
+        place = f"{error.full_key}: " if isinstance(error, OmegaConfBaseException) else ""
+        return (
+            f"{place}${{hydra:...}} has no value: Hydra does not start the "
+            "runs.\nWrite ${run_dir} for the run's folder."
+        )
     lines = [line for line in str(error).splitlines() if line.strip()]
     if not lines:  # OmegaConf refused a value: Hydra's error has no text, but its cause has
         cause = error.__cause__
@@ -71,10 +107,44 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
     return "\n".join(lines[:2])
 
 
+def check_required_keys(task: str, cfg: DictConfig, conf: Path) -> None:
+    """Raise a ``UserError`` if the YAML files lack keys that the library reads."""
+    missing = [] if task != "train" else [key for key in REQUIRED if key not in list(cfg)]
+    if OmegaConf.is_dict(trainer := cfg.get("trainer")):
+        missing = missing or [f"trainer.{key}" for key in OF_TRAINER if key not in list(trainer)]
+    if not missing:
+        return
+    lacks = f"The config has no {', '.join(missing)}.\n"
+    if groups(conf).issuperset(missing):
+        chosen = " ".join(f"{name}=<choice>" for name in missing)
+        raise UserError(f"{lacks}Choose files of conf/: {chosen}")
+    if missing[0] in ("trainer.accelerator", "trainer.devices"):
+        raise UserError(f"{lacks}Choose a strategy, which sets them: strategy=<choice>")
+    if missing[0].startswith("trainer."):
+        raise UserError(f"{lacks}Write defaults: [default] into your file of conf/trainer/.")
+    raise UserError(f"{lacks}Copy these keys of the template's conf/train.yaml into yours.")
+
+
+def _without_keys(folders: Iterable[Path]) -> str:
+    """Name the YAML files that hold one value, and no keys."""
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
+    texts = {path: re.sub("#.*", "", path.read_text(errors="replace")).strip() for path in paths}
+    names = [display_path(p) for p, text in texts.items() if re.fullmatch(r"[^:{\[\n]+", text)]
+    return f"{' or '.join(names) or 'A YAML file'} has no keys, such as seed: 3"
+
+
 def _unknown_choice(group: str, choice: str, conf: Path, options: Iterable[str] | None) -> str:
     """Return the message for a choice that does not exist, with the files of its group."""
     if not group:
         return f"There is no conf/{choice}.yaml."
+    root, _, inner = group.partition("/")
+    if root != inner in groups(conf) and group not in groups(conf):
+        return f"There is no group {group}. In defaults, write: override /{inner}: {choice}"
+    name = Path(choice).stem
+    if name in choices(conf, root) and (name != choice or inner == root):
+        return f"There is no conf/{group}/{choice}.yaml. Write {name}, without folder and ending."
+    if (file := conf / group / f"{choice}.yml").exists():
+        return f"{group}={choice}: rename {display_path(file)} to {choice}.yaml."
     # Hydra has no options for a group that takes a list. Files that begin with _ are no choices.
     names = [name for name in options or choices(conf, group) if not name.startswith("_")]
     return (
@@ -95,7 +165,12 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
         return f"There is no key {key}.{hint.replace('?', f'={value}?')}"
     by_group = {*groups(conf), "hydra.searchpath"}  # these choices add keys
     chosen = [o for o in overrides if o.partition("=")[0] in by_group and not re.search(",|={", o)]
-    hint = suggest_key(key, hydra_compose(task, chosen, conf), conf)
+    cfg = hydra_compose(task, chosen, conf)
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent)
+    if OmegaConf.is_dict(node) and last.isdigit() and int(last) in node:
+        return f"The keys of {parent} are numbers. Write {parent}={{{last}:{value}}}"
+    hint = suggest_key(key, cfg, conf)
     return f"There is no key {key}.{hint}\nTo add a new one, write +{key}={value}."
 
 

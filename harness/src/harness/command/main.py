@@ -29,7 +29,7 @@ from harness.command.compose import (
     compose_command,
 )
 from harness.command.config_files import choices, groups
-from harness.command.hydra_errors import explaining_errors, suggest_key
+from harness.command.hydra_errors import CHECKPOINT, explaining_errors, suggest_key
 from harness.compat import quick_start
 from harness.compat.interpolations import bounded
 from harness.devices import choose_emptiest, gib
@@ -227,9 +227,13 @@ def show(task: str, conf: Path, arguments: list[str]) -> None:
             print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
-        hint = suggest_key(flag.lstrip("-"), compose(task, [], conf), conf).replace(
-            "?", "=<value>?"
-        )
+        name, cfg = flag.lstrip("-"), compose(task, [], conf)
+        if name in flatten(OmegaConf.to_container(cfg)):  # type: ignore[arg-type]
+            hint = f" Write {name}=<value>"
+        elif name == "checkpoint":
+            hint = f" {CHECKPOINT}"
+        else:
+            hint = suggest_key(name, cfg, conf).replace("?", "=<value>?")
         raise UserError(
             f"{flag} is no flag of {task}.py. Its flags are --help, --cfg job and -m; settings are "
             f"key=value.{hint}"

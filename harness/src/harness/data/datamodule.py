@@ -93,12 +93,15 @@ class DataModule(pl.LightningDataModule):
         dataset: Any = self.make_dataset(split)
         if not isinstance(dataset, IterableDataset):
             name = type(self).__name__
-            if not hasattr(dataset, "__len__"):
+            try:
+                length = len(dataset)
+            except TypeError as error:  # also of a __len__ that returns 24.0
                 raise UserError(
                     f"{name}.make_dataset({split!r}) returned {type(dataset).__name__}, which has "
-                    "no length.\nReturn a data set with a __len__, or an IterableDataset."
-                )
-            if len(dataset) == 0:
+                    f"no length: {error}.\nReturn a data set with a __len__ that is a whole "
+                    "number, or an IterableDataset."
+                ) from error
+            if length == 0:
                 raise UserError(f"The {split} data set of {name} has no samples.")
         self.datasets[split] = dataset
         return self.datasets[split]

@@ -68,3 +68,13 @@ def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any])
             elif isinstance(value, nn.Module):
                 hint = " Pass the network as an argument of a LightningModule that trains it."
             raise UserError(f"{key}: {name} is not a {base.__name__}.{hint}")
+    if data is not None and not hasattr(data, "prepare_data_per_node"):
+        raise UserError(f"data: {type(data).__name__}.__init__ must call super().__init__() first.")
+    for key, owner in (("model", model), ("data", data)):
+        name = type(owner).__name__
+        for attribute, value in vars(owner).items() if owner is not None else ():
+            if attribute.endswith("_dataloader") and not callable(value):
+                raise UserError(
+                    f"{key}: {name}.__init__ sets self.{attribute}, which hides the method.\n"
+                    f"Write: def {attribute}(self): return DataLoader(...)"
+                )

@@ -47,6 +47,7 @@ OUT_OF_MEMORY = (
     "CUDA out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED"
     "|DefaultCPUAllocator: (can't allocate|not enough) memory"
 )
+READS_SAMPLES = "torch/utils/data/_utils/"  # calls the user's __getitem__ and collate
 WORKER_KILLED = r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)"
 # torch raises these at any line, so no line is to blame.
 RAISED_AT_ANY_LINE = rf"shared memory|No space left on device: '/dev/shm|{WORKER_KILLED}"
@@ -68,6 +69,12 @@ HINTS = {  # pattern of a message of torch or Lightning: our hint
         "trainer.strategy.find_unused_parameters=true.",
     r"mark a variable ready only once": "Pass use_reentrant=False to activation checkpointing. For "
         "another package's network, set +trainer.strategy.static_graph=true.",
+    r"modified by an inplace operation": "An operation such as += changes a tensor that backward "
+        "needs. Set +trainer.detect_anomaly=true to see its line.",
+    r"backward through the graph a second time": "A tensor that is kept from an earlier step needs "
+        "detach(). Two calls of backward in one step need retain_graph=True in the first.",
+    r"Tried to step \d+ times": "The schedule is shorter than the training. Give it "
+        "total_steps=self.trainer.estimated_stepping_batches.",
     r"Expected more than 1 value per channel": "BatchNorm got one sample. Leave out small batches "
         "(drop_last=True), use fewer devices, or set trainer.sync_batchnorm=true under ddp.",
     r"stack expects each tensor to be|each element in list of batch|batch must contain tensors":
@@ -119,6 +126,18 @@ class ErrorInfo(NamedTuple):
             if package not in CALLED_PACKAGES and STDLIB not in path.parents:
                 return ""
         return ""
+
+    @property
+    def is_called_by_lightning(self) -> bool:
+        """Return whether Lightning or a data loader, not this library, made the failing call."""
+        for line in reversed(self.lines):
+            path = Path(line.filename).resolve()
+            _, package = installed_package(path)
+            if package not in CALLED_PACKAGES and (package or STDLIB not in path.parents):
+                return package in LIGHTNING
+            if READS_SAMPLES in path.as_posix():
+                return True
+        return False
 
     @property
     def headline(self) -> str:
@@ -179,9 +198,7 @@ def describe_user_error(error: BaseException) -> str | None:
     error = _hidden_cause(error)
     info = read_error(error)
     hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
-    last_file = Path(info.lines[-1].filename).parts if info.lines else ()
-    is_by_lightning = not {*LIGHTNING}.isdisjoint(last_file)
-    is_mistake = hint or info.user_line or info.package_line or is_by_lightning
+    is_mistake = hint or info.user_line or info.package_line or info.is_called_by_lightning
     if isinstance(error, TrainingError) or not is_mistake:
         return None
     if re.search(RAISED_AT_ANY_LINE, info.message):
