@@ -1,4 +1,4 @@
-"""Draw pictures of shapes into class folders: images to try things on.
+"""Draw pictures of shapes into class folders, to try experiment=images.
 
 python scripts/shapes.py shapes
 python train.py experiment=images data.root=shapes data.size=32
@@ -15,7 +15,7 @@ CORNERS = {"circle": 60, "pentagon": 5, "square": 4, "star": 10, "triangle": 3}
 
 
 def write_shapes(root: Path, num: int = 200) -> None:
-    """Write ``root/<shape>/<number>.jpg``, of 40 to 80 pixels, in any colour, size and turn.
+    """Write ``root/<shape>/<number>.jpg``, of 40 to 80 pixels, in random colours and angles.
 
     Args:
         root: a folder, made if it does not exist.
@@ -28,7 +28,7 @@ def write_shapes(root: Path, num: int = 200) -> None:
             width, height = rng.integers(40, 81, 2).tolist()
             noise = rng.integers(0, 100, (height, width, 3)) + rng.integers(0, 60, 3)
             image = Image.fromarray(noise.astype(np.uint8))
-            short = min(width, height)  # the middle is what is kept of an image
+            short = min(width, height)  # data=images crops the central square
             radius = short * rng.uniform(0.25, 0.4)
             x, y = (
                 (side - short) / 2 + rng.uniform(radius, short - radius) for side in (width, height)

@@ -107,10 +107,10 @@ def test_what_nvml_does_not_know_is_left_out(
 
 
 def test_a_batch_four_times_as_large_must_fit_beside_all_others() -> None:
-    assert GpuUse(15 * GIB, 80 * GIB).has_room()
-    assert not GpuUse(20 * GIB, 80 * GIB).has_room()
-    assert not GpuUse(15 * GIB, 80 * GIB, other_bytes=21 * GIB).has_room()
-    assert not GpuUse(0, 80 * GIB).has_room()
+    assert GpuUse(15 * GIB, 80 * GIB).fits_larger_batch()
+    assert not GpuUse(20 * GIB, 80 * GIB).fits_larger_batch()
+    assert not GpuUse(15 * GIB, 80 * GIB, other_bytes=21 * GIB).fits_larger_batch()
+    assert not GpuUse(0, 80 * GIB).fits_larger_batch()
 
 
 class Busy(pl.Callback):

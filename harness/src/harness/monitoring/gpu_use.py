@@ -19,7 +19,7 @@ from harness.devices import gib
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN = 1.0
 CONTEXT_BYTES = 2**30  # for CUDA itself and its libraries, and a margin
-TIMES_LARGER = 4  # a hint is logged if a batch four times as large would fit
+TIMES_LARGER = 4  # the summary suggests a larger batch if one that many times as large fits
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GpuUse:
         busy = "" if self.busy is None else f", busy {self.busy:.0%} of the time"
         return f"{self.peak_bytes / 2**30:.1f} of {gib(self.total_bytes)} at peak{busy}"
 
-    def has_room(self) -> bool:
+    def fits_larger_batch(self) -> bool:
         """Return whether a batch four times as large would certainly fit."""
         needed = TIMES_LARGER * self.peak_bytes + max(self.other_bytes, CONTEXT_BYTES)
         return self.peak_bytes > 0 and needed < self.total_bytes

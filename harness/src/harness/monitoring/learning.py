@@ -66,7 +66,7 @@ class Learning(pl.Callback):
         self.has_batch = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Raise an error on every rank if the first epoch had no loss or changed no weight."""
+        """Raise an error on every rank if the first epoch had no loss or has changed no weight."""
         before, self.before = self.before, None
         if before is None or not self.has_batch:
             return

@@ -126,7 +126,7 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
         rows["speed"] = f"{entries['samples_per_second']:,.0f} samples/s, {entries['verdict']}"
     if gpu_use:
         larger = f"; a data.batch_size {TIMES_LARGER} times as large would fit"
-        rows["GPU"] = f"{gpu_use}{larger * gpu_use.has_room()}"
+        rows["GPU"] = f"{gpu_use}{larger * gpu_use.fits_larger_batch()}"
     rows["folder"] = display_path(run_dir)
     if (run_dir / "tensorboard").exists():
         rows["learning curves"] = f"tensorboard --logdir {quote(display_path(run_dir.parent))}"
