@@ -5,8 +5,8 @@
 
 ``phrases.csv`` holds the phrases, as regular expressions, and what to write instead. Also found:
 a sentence that begins with a relative clause in place of its subject, and a sentence in Markdown
-with more than 30 words. A line with a comment
-``style: ignore`` is left out. The exit status is 1 if anything was found.
+that is longer than ``MAX_WORDS``. A line with a comment ``style: ignore`` is left out. The exit
+status is 1 if anything was found.
 """
 
 import csv
@@ -63,13 +63,13 @@ def found(path: Path, phrases: Iterable[tuple[re.Pattern[str], str]]) -> Iterato
 
 
 def long_sentences(path: Path) -> Iterator[str]:
-    """Yield a line for each sentence of a Markdown file that has more than ``MAX_WORDS`` words."""
+    """Yield a line for each sentence of a Markdown file that is longer than ``MAX_WORDS``."""
     content = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text())
     content = re.sub(r"\]\([^)]*\)|`[^`]*`|https?:\S+", "x", content)
     for cell in re.split(r"\n\s*\n|\||^\s*(?:[-*]|\d+\.) |^#.*$", content, flags=re.MULTILINE):
         for sentence in re.split(r"(?<=[.:?!])[\s*)\"]+", cell):
-            if len(words := sentence.split()) > MAX_WORDS:
-                yield f"{path}: {len(words)} words: {' '.join(words[:8])} …"
+            if (length := len(parts := sentence.split())) > MAX_WORDS:
+                yield f"{path}: {length} words: {' '.join(parts[:8])} …"  # style: ignore
 
 
 def main(arguments: list[str]) -> int:

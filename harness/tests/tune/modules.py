@@ -130,7 +130,7 @@ class Rows(IterableDataset[Any]):
 
 
 class StreamOfRows(DataModule):
-    """A stream: nobody knows how many samples it has."""
+    """A stream, whose number of samples is unknown."""
 
     def make_dataset(self, split: str) -> Any:
         return Rows()
