@@ -26,7 +26,7 @@ locks: dict[str, socket.socket] = {}  # the locks of this process, by the UUID o
 
 
 def usable_cores() -> int:
-    """Return the number of cores for this process: its affinity, at most its container's quota."""
+    """Return how many cores this process may use, by its affinity and its container's quota."""
     has_affinity = hasattr(os, "sched_getaffinity")  # missing on macOS
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     with suppress(OSError):  # no Linux, control groups of version 1, or no permission

@@ -1,7 +1,7 @@
 """The record of a run: its commands, machine, code, packages, and how it ended.
 
 In: a run's folder, at the start of a command, at the start of its training, and at the end. Out:
-``provenance.json`` in that folder, and a diff of the uncommitted changes, for ``git apply``.
+``record.json`` in that folder, and a diff of the uncommitted changes, for ``git apply``.
 """
 
 import logging

@@ -54,10 +54,11 @@ class Arrays(SplitDataModule):
         shapes_fit = inputs.ndim > 1 and inputs.shape[:1] == targets.shape[:1]
         if not shapes_fit or (is_classes and (targets.ndim > 1 or targets.min(initial=0) < 0)):
             raise UserError(
-                f"data.inputs={self.inputs_file} has the shape {inputs.shape}, data.targets="
-                f"{self.targets_file} {targets.dtype} of shape {targets.shape}.\nInputs must be "
-                "(N, ...). Targets must be integers (N,) from 0 for classes, or float32 (N,) or "
-                "(N, K) for numbers."
+                f"data.inputs={self.inputs_file} has the shape {inputs.shape}. data.targets="
+                f"{self.targets_file} has the shape {targets.shape} and the type {targets.dtype}.\n"
+                "Inputs must have the shape (N, ...). For classes, targets must be integers from 0 "
+                "with the shape (N,). For numbers, targets must be float32 with the shape (N,) or "
+                "(N, K)."
             )
         return inputs, np.asarray(targets, np.int64 if is_classes else np.float32)
 

@@ -54,7 +54,7 @@ def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Read a checkpoint's weights, and the attributes that training changed, or ``None``.
 
-    If the checkpoint holds objects, it reads the weights alone, and builds no object.
+    If the checkpoint holds objects, only its weights are read, and no object is built.
 
     Raises:
         KeyError: the checkpoint holds no weights.

@@ -291,7 +291,9 @@ class SafePoint(pl.Callback):
             log.warning(
                 "%s: %s step %d. %s",
                 *(signal.Signals(signum).name, "saved" if is_saved else "not saved at", step),
-                f"Resume with resume={self.folder.parent}" if self.saves else "checkpoint=null.",
+                f"Resume with resume={self.folder.parent}"
+                if self.saves
+                else "checkpoint=null saves nothing.",
             )
         trainer.strategy.barrier()
         raise AgreedExit(128 + signum)

@@ -37,7 +37,7 @@ def submodules_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def has_attributes(part: nn.Module) -> bool:
-    """Return whether a submodule may have attributes that matter and its ``state_dict`` lacks."""
+    """Return whether training may change attributes of a submodule that its state dict lacks."""
     kind = type(part)  # wrappers such as MinMaxMetric keep numbers that are no metric states
     return package(kind) not in FRAMEWORKS or kind.__module__.startswith("torchmetrics.wrappers.")
 

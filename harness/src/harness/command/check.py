@@ -42,7 +42,8 @@ def check(command: Command) -> None:
     cfg = command.cfg
     for override in command.overrides:
         if override[0] == "~" and (name := key_of(override)) in config_files.groups(command.conf):
-            raise UserError(f"Every run needs {name}. Leave out {override}.")
+            needs = "The command sets no" if name in ("experiment", "debug") else "Every run needs"
+            raise UserError(f"{needs} {name}. Leave out {override}.")
     check_required_keys(command.task, cfg, command.conf)
     with bounded(), explaining_errors(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
@@ -91,8 +92,8 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
                 hint = f"\n{CHECKPOINT}" if name == "checkpoint" else ""
                 raise UserError(f"{place}{name} has keys. Set one: {name}.<key>=<value>.{hint}")
             raise UserError(
-                f"{place}{name}: {cfg[name]} must be keys, each on a line below it: indented, and "
-                "with a space after the colon."
+                f"{place}{name} has the value {cfg[name]}, but takes keys. Write each key on a "
+                "line of its own, indented, with a space after its colon."
             )
     unread = [name for name in map(str, cfg) if name not in read]
     for name in dicts - groups:
@@ -239,7 +240,7 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
             continue
         if (mode := mode_of(str(name))) is None:
             place = _place(command, files, "objective")
-            raise UserError(f"{place}add mode, min or max, whichever is better.")
+            raise UserError(f"{place}add mode=min if a smaller value is better, else mode=max.")
         command.cfg.mode = mode
 
 

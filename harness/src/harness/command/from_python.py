@@ -70,8 +70,8 @@ class Run:
         """
         if not (self.conf / targets.RULES).is_file():
             raise UserError(
-                f"There is no {self.conf / targets.RULES}, which lists the names that a run's "
-                "config may use.\nUse load_run(<folder>, conf=<the folder of the config files>)."
+                f"{self.conf / targets.RULES} does not exist. It must list the packages that "
+                "the run's config names.\nUse load_run(<folder>, conf=<the folder of the config files>)."
             )
         targets.load_rules(self.conf)
         from harness.training.train import load_model

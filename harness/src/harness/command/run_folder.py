@@ -67,7 +67,7 @@ def save_config(frozen: DictConfig, run_dir: Path, name: str = "config.yaml") ->
 
 
 def load_current_config(run_dir: Path) -> DictConfig:
-    """Return the config of a run that starts or resumes, in a process that rank 0 has started."""
+    """Return the config of a starting or resuming run, for the ranks that rank 0 has started."""
     is_pending = (run_dir / PENDING_CONFIG).exists()
     return load_config(run_dir, PENDING_CONFIG if is_pending else "config.yaml")
 

@@ -76,8 +76,8 @@ def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
 def hold_validation(trainer: pl.Trainer) -> Any:
     """Switch validation off until ``end_restart``, which gets the returned value.
 
-    If a validation came just before the checkpoint, Lightning would count its step again, and step
-    a ``ReduceLROnPlateau`` schedule of steps again.
+    If a validation came just before the checkpoint, Lightning would count that step twice. It would
+    also advance a ``ReduceLROnPlateau`` schedule twice.
     """
     limit, trainer.limit_val_batches = trainer.limit_val_batches, 0
     return limit

@@ -89,7 +89,8 @@ class SharedLoader(DataLoader[Any]):
                 raise UserError(
                     f"{sampler.name}: {type(self).__name__} does not read its batch_sampler, so "
                     "its batches cannot be split between processes.\nCall super().__iter__() in "
-                    "its __iter__, or return an iterable that is no DataLoader."
+                    "its __iter__, or let the *_dataloader method return an iterable that is not a "
+                    "DataLoader."
                 )
             self.on_batch_ready()
             yield batch

@@ -1,7 +1,7 @@
 """Read the environment variables of torchrun and Slurm. This module imports no torch.
 
 In: the environment. Out: a ``Launcher``, this process's rank, and Lightning's cluster environment.
-Next: ``meeting``, where the processes of a launcher agree on a folder.
+Next: ``rendezvous``, where the processes of a launcher agree on a folder.
 """
 
 import os

@@ -21,7 +21,7 @@ from harness.distributed.launcher import Launcher, number
 from harness.errors import UserError
 
 SHARE_SECONDS = 20.0  # a network disk shows a new file to all machines within this time
-READ_SECONDS = 0.5  # rank 0 may serve the store: the others read its error within this time
+READ_SECONDS = 0.5  # rank 0 may serve the store, so it keeps the store for this long after an error
 
 
 class Rendezvous:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-# An exception may be only the effect of another process's end. That process has then printed the
-# cause, and ends this process within this time.
+# An exception may be only the effect of the end of another rank. That rank has printed the cause,
+# and ends this process within this time.
 NOTICE_SECONDS = 1.0
 # If several processes fail in the same way, local rank 0 prints the error, and ends the others
 # within this time.
@@ -56,8 +56,9 @@ ranks: "list[subprocess.Popen[bytes]]" = []
 def exit_on_signals() -> None:
     """Start a thread that ends this process at a signal, with status 128 + the signal's number.
 
-    For the time in which nothing needs saving. The main thread cannot do this, because it may be in
-    an import or wait in a collective operation.
+    The thread acts before and after the training, when nothing needs saving. During the training
+    ``SignalHandlers`` replaces it. The main thread cannot do this work, because it may be in an
+    import or in a collective operation.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -165,7 +166,7 @@ class SignalHandlers:
 def end_with_parent(pid: int) -> None:
     """Let the Linux kernel kill this process when its parent ends; exit if it has ended already.
 
-    The kernel sends the signal when the thread that started this process ends.
+    "Ends" means for the kernel: the thread that started this process ends.
     """
     global parent_pid
     parent_pid = pid

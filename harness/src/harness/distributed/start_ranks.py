@@ -21,7 +21,7 @@ from harness.distributed.launcher import launcher
 log = logging.getLogger(__name__)
 
 WAITS = "HARNESS_WAITS"
-# A signal that ended another rank reaches this process as well, which may need this long to save.
+# If a signal ended another rank, the same signal reaches this process, which has this long to save.
 SIGNAL_SECONDS = 5.0
 started: dict[str, subprocess.Popen[bytes]] = {}  # processes by LOCAL_RANK
 

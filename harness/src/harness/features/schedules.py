@@ -32,8 +32,8 @@ def cosine(
     num_warmup = warmup if warmup >= 1 else math.ceil(warmup * total_steps)
     if warmup < 0 or num_warmup != int(num_warmup) or num_warmup >= total_steps > 1:
         raise UserError(
-            f"model.scheduler.warmup={warmup} must be a fraction of the run's {total_steps} steps, "
-            "such as 0.05, or a smaller whole number of steps."
+            f"model.scheduler.warmup={warmup} does not fit a run of {total_steps} steps. Use a "
+            f"fraction, such as 0.05, or a whole number of steps below {total_steps}."
         )
 
     def factor(step: int) -> float:

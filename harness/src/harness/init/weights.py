@@ -158,7 +158,7 @@ def check(match: Match, init: Init) -> None:
 
 
 def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
-    """Return rows with a few names and lines with all names, of loaded and other tensors."""
+    """Return a table for the screen with a few tensors, and lines for the log with all of them."""
     texts = {
         "starts from": f"{weights.checkpoint.path} ({weights.checkpoint.kind})",
         "fits": str(match),

@@ -110,7 +110,9 @@ class PredictionTable(BasePredictionWriter):
             torch.save(sorted(batches, key=lambda b: (b["loader"], b["batch"])), file)
             write_durably(path, file.getvalue())
             reason = next(rank[2] for rank in ranks if rank[2])
-            log.warning("%s holds %d batches that are no table: %s", path, len(batches), reason)
+            log.warning(
+                "%s holds %d batches that do not fit into a table: %s", path, len(batches), reason
+            )
         if rows:
             loader = getattr(trainer, "predict_dataloaders", None)
             data_columns = getattr(getattr(loader, "dataset", None), "sample_columns", {})

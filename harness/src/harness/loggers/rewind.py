@@ -43,7 +43,10 @@ class Logs:
         """Cut off all entries after a record; warn of missing entries before the record."""
         self._cut_table(record["rows"])
         for name in record["events"].keys() - self.earlier.keys():
-            log.warning("%s does not exist, so its curves are lost.", self.folder / name)
+            log.warning(
+                "The file %s is missing, and with it the curves up to the checkpoint.",
+                self.folder / name,
+            )
         for name, path in self.earlier.items():
             if not (size := record["events"].get(name, 0)):
                 path.unlink()
