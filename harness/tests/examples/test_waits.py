@@ -1,4 +1,4 @@
-"""No step waits for the device between two rows of the log: no experiment, strategy or knob."""
+"""No step waits for the device between two rows of the log: no experiment, strategy or feature."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ EXPERIMENTS = {
     "text": ("experiment=text", "data.length=32"),
     "images": ("experiment=images", "data.size=16", "data.batch_size=8", "model.net.width=8"),
 }
-KNOBS = {
+FEATURES = {
     "ema": ("callbacks=ema",),
     "accumulation": ("trainer.accumulate_grad_batches=2",),
     "max_samples_per_device": ("data.max_samples_per_device=16",),
@@ -81,8 +81,8 @@ def test_no_experiment_waits(name: str, strategy: Any, pictures: Path, tmp_path:
     assert waits(tmp_path, *overrides, *strategy) == {}
 
 
-@pytest.mark.parametrize("overrides", KNOBS.values(), ids=KNOBS)
-def test_no_knob_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", FEATURES.values(), ids=FEATURES)
+def test_no_feature_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
     assert waits(tmp_path, "experiment=synthetic", *overrides) == {}
 
 

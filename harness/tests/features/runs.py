@@ -1,4 +1,4 @@
-"""Runs that the tests of knobs share: a network with buffers, a callback that remembers."""
+"""Runs that the tests of features share: a network with buffers, a callback that remembers."""
 
 from typing import Any, ClassVar
 

@@ -90,7 +90,7 @@ def test_a_precision_is_as_near_as_its_bits(
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_a_knob_does_what_it_does_on_the_cpu(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_feature_does_what_it_does_on_the_cpu(overrides: tuple[str, ...], tmp_path: Path) -> None:
     reference = () if overrides == ("gpus=emptiest",) else overrides
     found = run(tmp_path, *TINY, DOUBLE, *(overrides if IS_GPU else reference), *GPU)
     assert_same(found, on_cpu(*TINY, DOUBLE, *reference))

@@ -41,7 +41,7 @@ def test_two_gpus_train_what_the_cpu_trains(
 
 
 @pytest.mark.parametrize("overrides", [("callbacks=ema",), ("trainer.precision=bf16-mixed",)])
-def test_a_knob_trains_under_ddp(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_feature_trains_under_ddp(overrides: tuple[str, ...], tmp_path: Path) -> None:
     found = run(tmp_path, *TINY, *overrides, "strategy=ddp", *TWO)
     bound = 5e-2 if "bf16" in overrides[0] else 1e-4
     assert_near(found, on_cpu(*TINY, *overrides), bound)

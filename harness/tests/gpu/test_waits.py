@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_waits import EXPERIMENTS, KNOBS, SHORT, WAITS
+from tests.examples.test_waits import EXPERIMENTS, FEATURES, SHORT, WAITS
 from tests.faults.fork_server import command
 from tests.gpu.runs import GPU
 from tests.gpu.test_runs import pictures
 
 __all__ = ["pictures"]
 pytestmark = pytest.mark.gpu
-ONE = {k: v for k, v in (EXPERIMENTS | KNOBS).items() if "trainer.devices=2" not in v}
+ONE = {k: v for k, v in (EXPERIMENTS | FEATURES).items() if "trainer.devices=2" not in v}
 PRECISIONS = {
     "bf16": ("trainer.precision=bf16-mixed",),
     "tf32": ("tf32=true",),
