@@ -21,7 +21,7 @@ PAGES += [ROOT / "template" / "README.md", ROOT / "AGENTS.md"]
 SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
-    *("tensorboard --logdir", "docker", "uv venv", "copier copy"),
+    *("tensorboard --logdir", "docker", "uv venv", "uv pip install", "copier copy"),
 )
 SHELL = ("(cd ", "for ", "done", "rates=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
