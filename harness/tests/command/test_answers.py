@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -238,3 +239,17 @@ def test_ctrl_c_while_a_command_imports_ends_it_in_one_line(tmp_path: Path) -> N
     result = typed("train.py", "--help", environment={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 130
     assert result.stderr == "Interrupted before the run started.\n"
+
+
+def test_reader_of_new_may_end_before_its_files_are_written(tmp_path: Path) -> None:
+    (tmp_path / "src" / "p").mkdir(parents=True)
+    (tmp_path / "src" / "p" / "__init__.py").touch()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").touch()
+    program = f"{sys.executable} -m harness.new model mine | true"
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert (tmp_path / "src" / "p" / "models" / "mine.py").exists()

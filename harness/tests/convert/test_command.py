@@ -92,6 +92,7 @@ def test_of_a_runs_folder_the_best_checkpoint_is_taken(folder: Path, run: Run) -
 MISTAKES = (
     ("nothing.ckpt", 1, "nothing.ckpt does not exist.\n"),
     ("last.ckpt -o weights.bin", 1, "must end in one of .pt, .pth, .safetensors"),
+    ("last.ckpt -o .", 1, ". is a folder. Name a file in it: -o weights.pt"),
     ("last.ckpt best.ckpt -o a.pt", 1, "Two inputs would write the same output, or an output"),
     ("last.ckpt last.pt", 1, "an output is also an input. Convert one checkpoint per command"),
     ("last.ckpt --force -o link.pt", 1, "an output is also an input"),

@@ -30,6 +30,8 @@ def read_table(
     """
     if "://" in path and not allow_urls:
         raise UserError(f"{key}={path} is a URL. If you trust it, type data.allow_urls=true.")
+    if Path(path).is_dir():
+        raise UserError(f"{key}={path} is a folder. Name a CSV or parquet file: {key}=<file>")
     suffix = Path(path).suffix.lower()
     try:
         if suffix == ".parquet":
@@ -40,10 +42,13 @@ def read_table(
     except OSError as error:
         raise UserError(f"{key}={path} cannot be read: {error.strerror or error}") from error
     except pl.exceptions.PolarsError as error:
+        raise UserError(f"{key}={path} cannot be read: {str(error).splitlines()[0]}") from error
+    signs = [sign for sign in ";|" if table.width == 1 and sign in table.columns[0]]
+    if signs:
         raise UserError(
-            f"{key}={path} cannot be read: {str(error).splitlines()[0]}\n"
-            "If its values are not separated by commas, set the separator: 'data.separator=\";\"'."
-        ) from error
+            f"{key}={path} has one column, {table.columns[0]}. To separate its values, type: "
+            f"'data.separator=\"{signs[0]}\"'"
+        )
     table = table.rename(str.strip)
     if "" in table.columns:
         raise UserError(

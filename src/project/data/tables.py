@@ -83,6 +83,11 @@ class Table(SplitDataModule):
             columns = dict(zip(map(str, data.feature_names), data.data.T, strict=True))
             target = data.target_names[data.target] if self.classes else data.target
             table = pl.DataFrame(columns | {"target": target})
+        if self.target in self.ignore:
+            raise UserError(
+                f"data.ignore=[{','.join(self.ignore)}] leaves out data.target={self.target}.\n"
+                "Take it out of data.ignore, or choose another data.target."
+            )
         select(table, [self.target, *self.ignore, *self.categories], f"data.file={self.file}")
         if num_missing := table[self.target].null_count():
             raise UserError(

@@ -172,6 +172,8 @@ def convert(
     source = find_shards(source)
     output = Path(output) if output else default_output(source)
     if output.suffix not in _WRITERS:
+        if output.is_dir():
+            raise UserError(f"{output} is a folder. Name a file in it: -o {output / 'weights.pt'}")
         raise UserError(f"{output} must end in one of {', '.join(_WRITERS)}.")
     if output.resolve() == source.resolve():
         raise UserError(f"{output} is also the source. Name another output: -o OUT.")

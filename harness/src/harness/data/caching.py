@@ -42,6 +42,9 @@ def cached(path: Path, create: Callable[[Path], object]) -> Path:
                 finally:
                     _remove(partial)
     except OSError as error:
+        # ``create`` may have failed to read a file of the user's.
+        if error.filename and not Path(error.filename).is_relative_to(path.parent):
+            raise
         raise UserError(
             f"data.cache_dir={path.parent} cannot be written: {error.strerror or error}.\n"
             "Set another folder: data.cache_dir=<folder>."

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from harness.display import typed_command
+from harness.errors import outlive_readers
 from harness.files import LIBRARY
 
 TEMPLATES = LIBRARY / "new"
@@ -24,6 +25,7 @@ YAML_NAMES = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", 
 
 def main() -> None:
     """Write the files, and print the commands that run and test them."""
+    outlive_readers()  # of `| head`: all files are written
     parser = argparse.ArgumentParser(
         typed_command("harness.new"),
         description=__doc__,
