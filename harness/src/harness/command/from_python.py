@@ -71,7 +71,8 @@ class Run:
         if not (self.conf / targets.RULES).is_file():
             raise UserError(
                 f"{self.conf / targets.RULES} does not exist. It must list the packages that "
-                "the run's config names.\nUse load_run(<folder>, conf=<the folder of the config files>)."
+                "the run's config names.\n"
+                "Use load_run(<folder>, conf=<the folder of the config files>)."
             )
         targets.load_rules(self.conf)
         from harness.training.train import load_model
