@@ -70,7 +70,7 @@ class Run:
         """
         if not (self.conf / targets.RULES).is_file():
             raise UserError(
-                f"{self.conf / targets.RULES} does not exist. It must list the packages that "
+                f"{self.conf / targets.RULES} does not exist. It must list the packages "
                 "the run's config names.\n"
                 "Use load_run(<folder>, conf=<the folder of the config files>)."
             )
