@@ -230,6 +230,10 @@ def test_file_at_resume_is_answered_by_init_which_trains(
     said = run(tmp_path, RIGHT, "resume=old.ckpt").stderr
     assert "Use init=old.ckpt to start" in said
     assert run(tmp_path, RIGHT, "init=old.ckpt").returncode == 0
+    run_dir = path.parent.parent.relative_to(tmp_path)
+    said = run(tmp_path, RIGHT, f"resume={run_dir}", "seed=3").stderr
+    assert f"type init={run_dir} in place of resume" in said
+    assert run(tmp_path, RIGHT, f"init={run_dir}", "seed=3").returncode == 0
 
 
 def test_ctrl_c_while_a_command_imports_ends_it_in_one_line(tmp_path: Path) -> None:

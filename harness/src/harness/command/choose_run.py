@@ -20,7 +20,7 @@ from harness.checkpoints import lookup
 from harness.command import run_folder
 from harness.command.check import check_init
 from harness.command.compose import SET_BY, Command, key_of, refuse_trust_of_files
-from harness.display import format_override, join_first
+from harness.display import display_path, format_override, join_first
 from harness.distributed.launcher import launcher
 from harness.errors import UserError, print_text
 from harness.keys import flatten, is_within
@@ -175,7 +175,8 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
     if refused:
         raise UserError(
             f"The run in {run_dir} cannot be resumed with {join_first(refused)}.\n"
-            "Leave that out to resume it, or use resume=null to start another."
+            "Leave that out to resume it. To start another run from its weights, type "
+            f"init={display_path(run_dir)} in place of resume."
         )
     # The number of machines and processes is that of this command, overridden or not.
     _copy_value(composed, saved, "trainer.num_nodes")

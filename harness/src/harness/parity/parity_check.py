@@ -15,6 +15,7 @@ passes, and ``parity_verdict.py`` compares them.
 import contextlib
 import logging
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ from harness.sharded import is_sharded
 log = logging.getLogger(__name__)
 END = "the end of its step"
 NUM_VALIDATED = 16  # samples
+MAX_REASON = 300  # characters: torch's errors may have 2,000
 SAME = 1e-9  # relative difference of equal computations
 SHAPES = (
     "{} gathers tensors of its local batch, whose shapes must be equal on all ranks. The local "
@@ -131,7 +133,8 @@ class ParityCheck:
             log.debug("The parity check of %s", name, exc_info=True)
             kind = "" if isinstance(error, NotCheckedError) else f"{type(error).__name__}: "
             # The training step that follows raises a ``UserError`` again.
-            reason = "" if isinstance(error, UserError) else (kind + str(error)).splitlines()[0]
+            text = (kind + str(error)).splitlines()[0]
+            reason = "" if isinstance(error, UserError) else textwrap.shorten(text, MAX_REASON)
             with contextlib.suppress(FailedError):
                 self.ranks.agree(FAILED, reason)
         finally:
