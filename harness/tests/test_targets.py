@@ -162,8 +162,8 @@ def read_rules(conf: Path) -> None:
 def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").touch()
     for text, said in {
-        "allowed: timm": "is no list of names",
-        "allowed: ['*']": "is no list of names",
+        "allowed: timm": "must be a list of packages",
+        "allowed: ['*']": "must be a list of packages",
         "just text": "has no keys",
         "allowed: [project": "is no YAML",
         "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",

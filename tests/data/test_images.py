@@ -140,7 +140,7 @@ def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
     write_images(tmp_path / "one", classes=("cat",))
     (write_images(tmp_path / "hole", classes=("cat", "cow")) / "dog").mkdir()
     for folder, message in (
-        (tmp_path / "nope", "is no folder"),
+        (tmp_path / "nope", "is not a folder"),
         (tmp_path / "empty", "has no images"),
         (tmp_path / "flat", "no folders that name their classes"),
         (tmp_path / "one", "at least two are needed"),

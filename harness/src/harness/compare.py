@@ -57,7 +57,11 @@ def _run(options: argparse.Namespace) -> bool:
     runs = table.filter_runs(runs, options.filter)
     num = len(runs.frame)
     if num != NUM_RUNS.get(what, num):
-        raise UserError(f"{what} takes {NUM_RUNS[what]} run(s), but the command names {num}.")
+        places = ["outputs/<name>/<run>"] * NUM_RUNS[what]
+        raise UserError(
+            f"{what} takes {'1 run' if len(places) == 1 else f'{len(places)} runs'}, but {num} "
+            f"{'run matches' if num == 1 else 'runs match'}. Type {what} {' '.join(places)}"
+        )
     if what == "reproduce":
         from harness.reproduce import reproduce  # here, because it imports torch
 

@@ -180,11 +180,14 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
         inputs = {name: inputs[name] for name in names if name in inputs}
     tensors = [key for key, value in inputs.items() if isinstance(value, Tensor) and value.ndim]
     if others := [key for key in inputs if key not in tensors]:
-        method = "exported" if module is model else "forward"
+        arguments = ", ".join(tensors) or "x"
+        cure = f"forward(self, {arguments}) that takes only tensors, and call self({arguments}) in "
+        cure += "the step"
+        if module is model:
+            cure = f"exported(self, {arguments}) that takes only tensors and returns the outputs"
         raise UserError(
-            f"{name} calls its network with {', '.join(others)}, which is no batch of tensors. "
-            f"Write `def {method}(self, {', '.join(tensors) or 'x'})` in {name}, which returns the "
-            "outputs for tensors alone."
+            f"{name} passes these arguments to its network: {', '.join(others)}. Only batches of "
+            f"tensors can be exported.\nGive {name} a method {cure}."
         )
     return module, inputs
 

@@ -58,15 +58,15 @@ def load_rules(conf: str | Path) -> None:
     """Load the allowed names of the user's ``rules.yaml`` in a folder of configs.
 
     Raises:
-        UserError: if they are no list of names.
+        UserError: if the allowed names are not a list of names.
     """
     global _rules, _allowed_names
     _rules, names = Path(conf, RULES), read_rules(conf).get("allowed") or []
     pattern = re.compile(r"\w+(\.\w+)*")
     if not isinstance(names, list) or not all(pattern.fullmatch(str(name)) for name in names):
         raise UserError(
-            f"{display_path(_rules)}: allowed: {names!r} is no list of names.\n"
-            "Write packages or full names, such as allowed: [my_package]"
+            f"In {display_path(_rules)}, allowed={names!r} must be a list of packages, classes or "
+            "functions,\nsuch as allowed: [my_package, other_package.module.Class]"
         )
     _allowed_names = (*map(str, names), *filter(None, os.environ.get(VARIABLE, "").split(",")))
     _required_modules.cache_clear()

@@ -54,7 +54,7 @@ def check_yaml(data: bytes) -> None:
     num_brackets = data.count(b"[") + data.count(b"{")
     if len(data) < SMALL and num_brackets < MAX_DEPTH and not DEEP.search(data):
         return
-    sizes: dict[str | None, tuple[int, int]] = {}  # by anchor: its values, and their bytes
+    sizes: dict[str | None, tuple[int, int]] = {}  # anchor -> (number of values, of bytes)
     # The open collections: anchor, and the values and bytes before them.
     inside: list[tuple[str | None, int, int]] = []
     values = num_bytes = 0  # with aliases expanded

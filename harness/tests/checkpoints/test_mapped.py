@@ -14,7 +14,7 @@ from torch import nn
 from harness.checkpoints.reading import read
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.command.compose import compose
-from harness.init.settings import settings
+from harness.init.settings import read_init
 from harness.init.weights import start_from
 from tests.faults.resume_sweep import COMMON, train
 
@@ -89,7 +89,7 @@ def test_a_run_starts_from_weights_with_one_of_them_at_a_time(tmp_path: Path) ->
     torch.save({name: torch.ones_like(value) for name, value in module.state_dict().items()}, path)
     tracemalloc.start()
     try:
-        start_from(module, settings({"path": str(path)}))
+        start_from(module, read_init({"path": str(path)}))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

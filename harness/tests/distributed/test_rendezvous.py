@@ -78,7 +78,7 @@ def test_what_differs_ends_all_with_the_first_difference(meet: Meet) -> None:
 
     ends, host = meet(do), socket.gethostname()
     assert ends == [ends[0]] * 2
-    assert ends[0].startswith(f"Rank 1 on {host} has another a.py, unlike rank 0 on {host}.")
+    assert ends[0].startswith(f"Rank 1 ({host}) and rank 0 ({host}) differ in a.py.")
 
 
 def test_mistake_of_rank_0_ends_all(meet: Meet) -> None:

@@ -65,5 +65,5 @@ def test_a_longer_run_says_that_its_cosine_is_longer(
     leave_at(run_dir, 7)
     cfg.resume, cfg.trainer.max_epochs = str(run_dir / "checkpoints" / "step_7.ckpt"), 6
     train(cfg)
-    assert "The learning rate's schedule now ends at step 30" in capsys.readouterr().err
+    assert "The learning-rate schedule now ends at step 30" in capsys.readouterr().err
     assert logged_rates(run_dir)[-1] < 0.02 * 0.005

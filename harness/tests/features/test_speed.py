@@ -106,7 +106,7 @@ def test_networks_are_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_cannot_be_compiled_is_told() -> None:
     assert [name for name, _ in networks(Module())] == ["heads.0", "heads.1", "body"]
-    with pytest.raises(UserError, match="LightningModule has no submodule"):
+    with pytest.raises(UserError, match="__init__ creates no submodule"):
         prepared(pl.LightningModule(), compile=True)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
-from harness.init.settings import settings
+from harness.init.settings import read_init
 from harness.init.weights import start_from
 from tests.init.modules import FineTuned, network
 
@@ -17,7 +17,7 @@ def started(folder: Path, state: Any, **values: Any) -> tuple[FineTuned, dict[st
     """Write a state to a file, and start from it: the module, its rows and its lines."""
     module, path = FineTuned(), folder / "weights.pt"
     torch.save(state, path)
-    return module, *start_from(module, settings({"path": str(path), **values}))
+    return module, *start_from(module, read_init({"path": str(path), **values}))
 
 
 def refusal(folder: Path, state: Any, **values: Any) -> str:
@@ -71,11 +71,11 @@ def test_the_part_that_takes_the_weights_is_found(tmp_path: Path) -> None:
     tied = FineTuned()
     tied.again = tied.net.head  # a file has these under one of their names
     torch.save({f"net.{name}": value for name, value in state.items()}, tmp_path / "tied.pt")
-    start_from(tied, settings({"path": str(tmp_path / "tied.pt")}))
+    start_from(tied, read_init({"path": str(tmp_path / "tied.pt")}))
     assert torch.equal(tied.again.weight, state["head.weight"])
     compiled = FineTuned()
     compiled.net = nn.ModuleDict({"_orig_mod": compiled.net})  # named as by torch.compile
-    rows, _ = start_from(compiled, settings({"path": str(tmp_path / "tied.pt")}))
+    rows, _ = start_from(compiled, read_init({"path": str(tmp_path / "tied.pt")}))
     assert rows["fits"] == "9 of the 9 tensors of the module"
 
 

@@ -24,7 +24,7 @@ def read_array(key: str, path: str) -> NDArray[Any]:
         raise UserError(f"data.{key}={path} cannot be read as .npy: {error}") from error
     if array.dtype.kind not in "biuf":
         raise UserError(
-            f"data.{key}={path} has the type {array.dtype}.\nSave an array of numbers instead."
+            f"data.{key}={path} has the type {array.dtype}.\nSave integers, floats or booleans."
         )
     return array
 

@@ -34,7 +34,7 @@ def find_images(root: Path, key: str) -> list[str]:
         paths = [Path(folder, name) for name in files if not name.startswith(".")]
         names += [p.relative_to(root).as_posix() for p in paths if p.suffix.lower() in SUFFIXES]
     if not names:
-        problem = f"has no images ({', '.join(SUFFIXES)})" if root.is_dir() else "is no folder"
+        problem = f"has no images ({', '.join(SUFFIXES)})" if root.is_dir() else "is not a folder"
         raise UserError(f"{key}={root} {problem}. Name the folder of the images: {key}=<folder>")
     return sorted(names)
 
@@ -50,15 +50,18 @@ def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str]
     if others := sorted(top for top in tops if top.lower() not in SPLITS) if has_splits else []:
         raise UserError(
             f"data.root={root} has folders of splits and other folders: {', '.join(others[:5])}.\n"
-            "Move the other folders away, or set data.root to one of the folders."
+            "Move the other folders away, or set data.root to the folder that contains only train, "
+            "val and test."
         )
-    depth = int(has_splits)  # of the folder that names the class
+    depth = int(has_splits)  # position of the class folder in a path
     parts = {name: name.split("/") for name in names if name.count("/") > depth}
     classes = [part[depth] for part in parts.values()]
     if not classes:
+        folder, _, file = max(names, key=lambda name: name.count("/")).rpartition("/")
         raise UserError(
             f"data.root={root} has images, but no folders that name their classes.\n"
-            f"Put the images of a class into a folder with its name: {root}/cat/{names[0]}"
+            "Put the images of each class into a folder with the name of the class, such as "
+            f"{Path(root, folder, 'cat', file)}"
         )
     folders = {path.name for path in root.glob("*/*" if has_splits else "*") if path.is_dir()}
     if empty := sorted(f for f in folders - {*classes} if not f.startswith(".")):

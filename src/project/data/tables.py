@@ -151,8 +151,8 @@ class Table(SplitDataModule):
         features, train = self.table.drop(self.target, *self.ignore), self.rows["train"]
         if not features.width:
             raise UserError(
-                f"data.file={self.file} has no input column beside data.target and data.ignore.\n"
-                "Remove columns from data.ignore."
+                f"data.file={self.file} has no columns besides data.target and those in "
+                "data.ignore.\nAdd input columns to the file, or shorten data.ignore."
             )
         columns = [learn_column(c, train, c.name in self.categories) for c in features]
         sizes = [len(column["values"]) + 1 for column in columns if "values" in column]

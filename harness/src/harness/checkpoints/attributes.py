@@ -96,7 +96,7 @@ class Attributes:
         kept = {name: node for name, node in nodes.items() if name not in lost}
         numbers = [name for name, node in kept.items() if type(node) in SCALARS]
         return {
-            # All values of each rank: one that differs may share an object with one that does not.
+            # Save all values, even equal ones: an equal and a differing value may share an object.
             "each": gather(trainer, kept, group) if differs_by_rank else [kept],
             "apart": sorted(differs_by_rank),
             "numbers_of_hooks": [n for n in numbers if digests[n] == self.after_hooks.get(n)],

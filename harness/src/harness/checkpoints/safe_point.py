@@ -71,7 +71,7 @@ class SafePoint(pl.Callback):
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
         self.are_weights_new = False  # on_train_end hooks have set the weights
-        self.saved_since_vote = False  # a vote before the last save is out of date
+        self.saved_since_vote = False  # True: the last vote is outdated, because a save followed it
         self.validation_seconds = math.inf  # unknown before the first validation
         self.validates_long = 1  # whether a rank found that a validation takes long
 
@@ -105,9 +105,10 @@ class SafePoint(pl.Callback):
                 resume.forget_length(schedule)
                 if trainer.is_global_zero:
                     log.warning(
-                        "The learning rate's schedule now ends at step %s. The steps before "
-                        "followed a shorter one.",
+                        "The learning-rate schedule now ends at step %s. The steps until now "
+                        "followed a schedule that ended at step %s.",
                         trainer.estimated_stepping_batches,
+                        length,
                     )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

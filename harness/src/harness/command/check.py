@@ -27,7 +27,7 @@ from harness.compat.interpolations import bounded
 from harness.display import display_path, format_override
 from harness.distributed.launcher import launcher
 from harness.errors import UserError
-from harness.init.settings import check_file, settings
+from harness.init.settings import check_file, read_init
 from harness.keys import flatten, last_part
 from harness.objective import mode_of
 
@@ -66,7 +66,7 @@ def check(command: Command) -> None:
 
 def check_init(cfg: DictConfig) -> None:
     """Check the file of initial weights of a new run; a resumed run does not read it."""
-    init = settings(cfg.get("init"))
+    init = read_init(cfg.get("init"))
     if init.path is not None and cfg.resume is None:
         check_file(init.path)
 

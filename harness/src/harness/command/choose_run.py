@@ -124,7 +124,7 @@ def find(command: Command) -> Path | None:
                 "start a run from its weights."
             )
         raise UserError(
-            f"resume={named}: there is no run. Use resume=auto, or one such as {example}"
+            f"resume={named} is not a run. Use resume=auto, or name a run: resume={example}"
         )
     if cfg.resume == "auto":
         if (task := started_by.task) is not None:

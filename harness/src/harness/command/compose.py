@@ -68,7 +68,11 @@ def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf")
 
 
 def compose_command(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> Command:
-    """Return the composed command; a UserError has what to type instead."""
+    """Return the composed command.
+
+    Raises:
+        UserError: an override or a YAML file is wrong; the message says what to type instead.
+    """
     with bounded():
         return _composed(task, overrides, Path(conf).resolve())
 
@@ -126,8 +130,9 @@ def key_of(override: str) -> str:
 def unused_setting(setting: str) -> str:
     """Return the message for a setting of Hydra's own runs."""
     return (
-        f"{setting} has no effect: it belongs to runs that Hydra starts. Use output_dir= and name= "
-        "for folders,\ncallbacks of Lightning, and python train.py -m <overrides> for sweeps."
+        f"{setting.rstrip(':')}: this setting of Hydra has no effect here. Remove it.\n"
+        "Use output_dir= and name= for folders, Lightning's callbacks instead of Hydra's, and "
+        "python train.py -m <overrides> for sweeps."
     )
 
 

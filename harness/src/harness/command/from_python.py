@@ -70,8 +70,8 @@ class Run:
         """
         if not (self.conf / targets.RULES).is_file():
             raise UserError(
-                f"{self.conf / targets.RULES} does not exist. It must list the packages "
-                "the run's config names.\n"
+                f"{self.conf / targets.RULES} does not exist. This file must list the packages "
+                "that the run's config names.\n"
                 "Use load_run(<folder>, conf=<the folder of the config files>)."
             )
         targets.load_rules(self.conf)
@@ -101,8 +101,8 @@ def train(*overrides: str, conf: str | Path = "conf") -> Run:
     """Train, and test the best checkpoint, as ``train.py`` does with these overrides.
 
     Raises:
-        UserError: with what to type instead.
-        KeyboardInterrupt: after saving a checkpoint; use ``resume=auto`` to resume.
+        UserError: a setting is wrong; the message says what to type instead.
+        KeyboardInterrupt: Ctrl-C. If a step had ended, a checkpoint was saved; use ``resume=auto``.
     """
     return _start("train", overrides, conf)
 

@@ -94,9 +94,10 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
 
 
 def dispatch(task: str, conf: Path, arguments: list[str], job: Path | None) -> None:
-    """Run this process as a rank of a run, a job of a sweep, a sweep, a flag or a new command.
+    """Decide from the arguments and the environment what this process does, and do it.
 
-    ``job`` is the folder of a sweep's job; without arguments, that folder has the config.
+    It is a rank of a run, a job of a sweep, a sweep, a flag such as ``--help``, or a new command.
+    ``job`` is the folder of a sweep's job. If there are no arguments, this folder has the config.
     """
     if run_dir := parent_process.folder_of_run():
         run_task(task, run_folder.load_current_config(run_dir))

@@ -160,10 +160,11 @@ def _queue(command: Command, overrides: Sequence[Override]) -> Callable[[Path], 
         raise UserError("sweep=optuna needs an objective. Add objective=<a logged metric>.")
     for override in overrides:
         if override.is_sweep_override() and override.key_or_group in REPEATS:
+            key = override.key_or_group
             raise UserError(
-                f"{override.input_line}: sweep=optuna would choose the luckiest value, because a "
-                f"trial is no mean over them.\nGive {override.key_or_group} one value, and "
-                "repeat the best settings afterwards: train.py -m seed=1,2,3 <settings>."
+                f"{override.input_line}: sweep=optuna would choose the luckiest {key}, because "
+                f"each trial uses only one {key}.\nGive {key} one value. Then repeat the best "
+                f"settings: python train.py -m {key}=1,2,3 <settings>."
             )
     if not any(override.is_sweep_override() for override in overrides):
         raise UserError(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.errors import UserError, printable
 
-from .checkpoint import find_shards
+from .checkpoint import resolve_source
 from .conversion import convert, default_output
 from .tensors import CheckpointError
 
@@ -59,7 +59,7 @@ def _jobs(sources: Sequence[str], output: str | None) -> dict[Path, Path]:
     Raises:
         UserError: two inputs have the same output, or an output is also an input.
     """
-    inputs = [*map(find_shards, sources)]
+    inputs = [*map(resolve_source, sources)]
     jobs = {source: Path(output) if output else default_output(source) for source in inputs}
     if len({path.resolve() for path in (*inputs, *jobs.values())}) < 2 * len(inputs):
         raise UserError(

@@ -43,12 +43,12 @@ def shards_in(folder: Path) -> list[Path]:
     return paths if paths and paths[0].stem.endswith(f"-of-{len(paths):05}") else []
 
 
-def find_shards(source: str | Path) -> Path:
+def resolve_source(source: str | Path) -> Path:
     """Return the path to open: a file, a folder of shards, or a run folder's best checkpoint.
 
     Raises:
         UserError: the path does not exist.
-        CheckpointError: it is one shard of a network, or a folder without a checkpoint.
+        CheckpointError: the path is one shard of a network, or a folder that cannot be converted.
     """
     path = Path(source)
     if not path.exists():

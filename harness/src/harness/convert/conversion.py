@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import UserError, printable
 from harness.files import atomic_write
 
-from .checkpoint import Checkpoint, find_shards
+from .checkpoint import Checkpoint, resolve_source
 from .choose import Selection, select
 from .tensors import CheckpointError, StoredTensor, check, stream
 from .write import verify, write_pt, write_safetensors
@@ -122,7 +122,7 @@ def opened(
         UserError: the source does not exist.
         CheckpointError: it cannot be read, no entry clearly holds weights, or it has changed.
     """
-    source = find_shards(source)
+    source = resolve_source(source)
     try:
         with Checkpoint(source) as checkpoint:
             chosen = select(checkpoint.root, key, prefix, ema, checkpoint.budget)
@@ -169,7 +169,7 @@ def convert(
         CheckpointError: the source cannot be converted.
         OSError: the system cannot read or write a file.
     """
-    source = find_shards(source)
+    source = resolve_source(source)
     output = Path(output) if output else default_output(source)
     if output.suffix not in _WRITERS:
         if output.is_dir():

@@ -1,7 +1,7 @@
 """Files and folders that one process creates once, while the others wait.
 
-A file in the cache gets its name only when it is complete. The operating system releases the lock
-when the process that holds it ends.
+A file in the cache gets its name only when it is complete. The creating process holds a lock; if
+the process dies, the operating system releases the lock.
 """
 
 import fcntl

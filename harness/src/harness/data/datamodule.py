@@ -1,6 +1,6 @@
 """The base class of a project's data modules.
 
-In: data sets that subclasses build. Out: plain loaders. Next: ``sharing.share`` wraps them.
+In: data sets that subclasses build. Out: plain loaders. Next: ``wrap_loaders`` wraps them.
 """
 
 import sys

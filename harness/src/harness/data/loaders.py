@@ -1,8 +1,8 @@
 """Rebuild a ``DataLoader`` with other batches, and list the loaders of a run.
 
 In: a ``DataLoader`` of any class. Out: a loader of the same class and settings; reading from it
-does not change the state of the random generators. Next: ``sharing`` and ``streams`` choose its
-batches.
+does not change the state of the random generators. Next: ``wrap_loaders`` and ``streams`` choose
+its batches.
 """
 
 import atexit

@@ -37,12 +37,14 @@ NUM_FIRST = 8  # the first-batch check may use this many batches of an epoch
 class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
     """Yield this rank's indices of each global batch of a batch sampler.
 
-    ``batches`` may be torch's sampler, a weighted one, one that sorts by length, or the user's. It
-    alone decides what a global batch is. Every rank draws the same global batches, with generators
-    that are seeded by (seed, epoch), and takes its indices:
+    A round is one iteration over ``batches``. An epoch has one round, or several if the loader is
+    shorter than another loader of the same step. ``batches`` may be torch's sampler, a weighted
+    sampler, a sampler that sorts by length, or the user's. Only ``batches`` decides which samples
+    form a global batch. Every rank draws the same global batches, with generators that are seeded
+    by (seed, epoch, round), and takes its indices:
 
     - Training: each rank takes an equal part of each global batch, so a run stopped on 4 devices
-      can continue on 2. A rank without samples repeats one of another rank with weight 0, because
+      can continue on 2. A rank without samples computes a sample again with weight 0, because
       every rank must compute every step.
     - Evaluation: the ranks take whole batches in turn, so code that uses a whole batch gets the
       batches of a single process. A rank may have one batch more than another. If there are fewer
@@ -58,8 +60,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
     num_micro_batches: int = 1  # batches that a rank accumulates per optimizer step
     seed: int = 0  # seeds the batch sampler, with the epoch
     is_round_robin: bool = False  # evaluation: whole batches in turn, the same in every epoch
-    # Split the batches of the last turn by samples: with fsdp, forward is a collective operation,
-    # so every rank needs equally many batches.
+    # If the last batches are fewer than the ranks, split them by samples: with fsdp, forward is a
+    # collective operation, so every rank needs equally many batches.
     splits_last: bool = False
     limit: int | None = None  # at most this many batches of an evaluation, over all ranks
     is_fixed: bool = False  # the same batches in every epoch, for trainer.overfit_batches
@@ -76,12 +78,14 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         self.generators: list[Any] | None = None  # of the data set; found at the first batch
         self.was_iterated = False  # whether the loader has iterated over this sampler
         self.sampler = self  # Lightning calls `loader.batch_sampler.sampler.set_epoch`
-        self.turns: list[Sequence[Any]] | None = None  # this rank's batches of an evaluation
+        self.evaluation_batches: list[Sequence[Any]] | None = (
+            None  # this rank's batches of an evaluation
+        )
         self.initial_numbers = numbers_in(self.batches)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        # The current epoch, its completed rounds, and the global batches in these.
+        # The epoch, the number of its completed rounds, and of the global batches in them.
         self.running, self.num_rounds, self.num_in_rounds = self.epoch, 0, 0
         # By global batch of this epoch: the samples before it, and a checksum of their indices.
         self.totals, self.sums = array("q", [0]), array("I", [0])
@@ -137,11 +141,11 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
 
     def __len__(self) -> int:
         if self.is_round_robin:
-            return len(self._turns())
+            return len(self._evaluation_batches())
         return len(self.batches) * self.num_micro_batches  # TypeError if it has no length
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the global batches; those of a resumed run must be equal."""
+        """Return the settings that determine the batches. A resumed run must have the same."""
         size = length_hint(getattr(self.batches, "sampler", self.batches))  # 0 if unknown
         settings = {"sampler": self.name, "num_samples": size, "seed": self.seed}
         for name in ("batch_size", "drop_last"):
@@ -194,7 +198,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self.was_iterated = True
-        for indices in self._turns() if self.is_round_robin else self._training_shares():
+        is_training = not self.is_round_robin
+        for indices in self._local_batches() if is_training else self._evaluation_batches():
             batch = self.batch(indices)
             yield batch.begin() if self.reads_here else batch
 
@@ -213,7 +218,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         first = self.start[1] if self.epoch == self.start[0] else 0
         return max(0 if is_new else self.num_in_rounds, first) * self.num_micro_batches
 
-    def _training_shares(self) -> Iterator[list[Any]]:
+    def _local_batches(self) -> Iterator[list[Any]]:
         """Yield this rank's indices of one round of global batches, from ``self.start`` on."""
         if self.epoch != self.running or not self.cycles:
             self._begin_epoch()
@@ -224,8 +229,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             for indices in self._draw(max(0, first - self.num_in_rounds)):
                 step = len(self.totals) - 2
                 for micro in range(self.num_micro_batches) if step >= first else ():
-                    share = micro * self.num_ranks + self.rank
-                    low, high = local_bounds(len(indices), share, self.num_local_batches)
+                    number = micro * self.num_ranks + self.rank  # of the local batch
+                    low, high = local_bounds(len(indices), number, self.num_local_batches)
                     yield indices[low:high] or indices[:1]
             num_before, self.num_in_rounds = self.num_in_rounds, len(self.totals) - 1
             self.num_rounds += 1
@@ -233,19 +238,19 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             if self.num_in_rounds >= first or self.num_in_rounds == num_before or not self.cycles:
                 return
 
-    def _turns(self) -> list[Sequence[Any]]:
-        """Return this rank's batches of an evaluation, drawn once for all epochs.
+    def _evaluation_batches(self) -> list[Sequence[Any]]:
+        """Return this rank's batches of an evaluation, drawn once and used in every epoch.
 
         Raises:
             UserError: on all ranks, if one of them would have no sample.
         """
-        if self.turns is not None:
-            return self.turns
+        if self.evaluation_batches is not None:
+            return self.evaluation_batches
         drawn, num = [compact(batch) for batch in self._draw()], self.num_ranks
         num_whole = len(drawn) // num * num
         if len(drawn) == num_whole or (num_whole and not self.splits_last):
-            self.turns = drawn[self.rank :: num]
-            return self.turns
+            self.evaluation_batches = drawn[self.rank :: num]
+            return self.evaluation_batches
         if num_whole and sum(map(len, drawn[num_whole:])) < num:  # fewer samples than ranks
             num_whole -= num
         rest = [index for batch in drawn[num_whole:] for index in batch]
@@ -262,14 +267,14 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
                 num,
             )
         low, high = local_bounds(len(rest), self.rank, num)
-        self.turns = [*drawn[self.rank : num_whole : num], rest[low:high]]
-        return self.turns
+        self.evaluation_batches = [*drawn[self.rank : num_whole : num], rest[low:high]]
+        return self.evaluation_batches
 
     def counts(self, batch_idx: int) -> tuple[int, int]:
         """See ``LocalBatchCounts``."""
         if self.is_round_robin:  # each evaluation batch belongs to one rank
-            turns = self._turns()
-            size = len(turns[batch_idx]) if batch_idx < len(turns) else 0
+            batches = self._evaluation_batches()
+            size = len(batches[batch_idx]) if batch_idx < len(batches) else 0
             return size, size
         step, micro = divmod(batch_idx, self.num_micro_batches)
         if step + 1 >= len(self.totals):

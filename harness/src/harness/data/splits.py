@@ -102,12 +102,11 @@ class SplitDataModule(DataModule):
         """Return the number of validation and of test samples."""
         fold, num_folds, test_fraction = self.fold, self.num_folds, self.test_fraction
         if fold is not None:
-            if not 2 <= num_folds <= num_samples or not 0 <= fold < num_folds:
-                raise UserError(
-                    f"data.fold={fold} must be from 0 to {num_folds - 1}, and data.num_folds="
-                    f"{num_folds} from 2 to {num_samples}, the number of samples.\n"
-                    "Use data.fold=null to draw one test split instead."
-                )
+            problem = f"data.fold={fold} must be from 0 to {num_folds - 1}"
+            if has_wrong_number := not 2 <= num_folds <= num_samples:
+                problem = f"data.num_folds={num_folds} must be from 2 to {num_samples} samples"
+            if has_wrong_number or not 0 <= fold < num_folds:
+                raise UserError(f"{problem}.\nUse data.fold=null to draw one test split instead.")
             test_fraction = 1 / num_folds
         for name, value in (("val", self.val_fraction), ("test", test_fraction)):
             if not isinstance(value, (int, float)) or not 0 < value < 1:

@@ -121,7 +121,7 @@ class SharedStream(LocalBatchCounts):
         return {"settings": self.settings()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the batches; those of a resumed run must be equal."""
+        """Return the settings that determine the batches. A resumed run must have the same."""
         settings = {"stream": self.name, "batch_size": self.batch_size, "seed": self.seed}
         num_workers = getattr(self.loader, "num_workers", 0)
         num_processes = self.num_local_batches

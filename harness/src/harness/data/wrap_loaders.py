@@ -52,7 +52,7 @@ def wrap_loaders(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed:
                 "Leave out in_order=False."
             )
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            wrapped: Any = _share_batches(loader, trainer, split, name, seed, may_cycle)
+            wrapped: Any = _wrap_map_loader(loader, trainer, split, name, seed, may_cycle)
         elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
             raise UserError(f"{name} returned a data set: return DataLoader(<it>, batch_size=...).")
         elif hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
@@ -66,10 +66,10 @@ def wrap_loaders(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed:
     return combined if is_combined else combined.iterables
 
 
-def _share_batches(
+def _wrap_map_loader(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int, may_cycle: bool
 ) -> SharedLoader:
-    """Wrap a loader whose data set has a length."""
+    """Return a loader that gives this rank its local batch of each global batch."""
     num_ranks, rank = world_size_and_rank(trainer)
     is_training = split == "train"
     num_micro_batches = int(trainer.accumulate_grad_batches) if is_training else 1

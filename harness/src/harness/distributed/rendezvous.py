@@ -134,7 +134,7 @@ def connect(launcher: Launcher, minutes: float) -> Any:
     host, port = launcher.address
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        socket.getaddrinfo(host, None)  # fail at once; torch would try until the time is over
+        socket.getaddrinfo(host, None)  # fail at once; torch would try until the timeout
         store = TCPStore(
             host,
             port,
@@ -172,10 +172,14 @@ def check_equal(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> Non
             )
         if first != other:
             name = min(key for key in {*first, *other} if first.get(key) != other.get(key))
-            value = other.get(name)
-            what = f"another {name}" if isinstance(value, int) else f"{name}={value}"
+            here, there = (
+                f"{name}={v[name]}" if name in v else f"no {name}" for v in (other, first)
+            )
+            ranks = f"Rank {rank} ({host}) has {here}, rank 0 ({first_host}) has {there}."
+            if isinstance(other.get(name), int):  # a checksum
+                ranks = f"Rank {rank} ({host}) and rank 0 ({first_host}) differ in {name}."
             raise UserError(
-                f"Rank {rank} on {host} has {what}, unlike rank 0 on {first_host}.\nIf a setting "
+                f"{ranks}\nUse the same code, packages and settings on all machines. If a setting "
                 "may differ between machines, add it to may_differ in conf/rules.yaml."
             )
 

@@ -148,7 +148,7 @@ class SignalHandlers:
         _call_later(PATIENCE_SECONDS, self.leave_if_late)
 
     def leave_if_late(self) -> None:
-        """End the process during a validation if it has reached no safe point in time."""
+        """End a validating process PATIENCE_SECONDS after the signal if no safe point came."""
         is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
         if is_late and self.is_validating and self.wait_for_step:
             if is_notebook:  # in a notebook: ``note`` raises in the main thread
@@ -241,7 +241,7 @@ def release_ranks() -> "list[subprocess.Popen[bytes]]":
 
 
 def kill_ranks() -> None:
-    """Kill the ranks that this process started, after it has reported why the run ends."""
+    """Kill the ranks that this process started. Call it after the error is reported."""
     for process in release_ranks():
         process.kill()
 

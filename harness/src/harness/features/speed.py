@@ -49,8 +49,9 @@ class Speed(pl.Callback):
         found = dict(networks(pl_module))
         if not found:
             raise UserError(
-                f"compile=true, but after __init__ {type(pl_module).__name__} has no submodule "
-                "with parameters.\nMake the network in __init__, or leave out compile=true."
+                f"compile=true finds nothing to compile: {type(pl_module).__name__}.__init__ "
+                "creates no submodule with parameters.\n"
+                "Make the network in __init__, or leave out compile=true."
             )
         compile_networks([*found.values()], isinstance(trainer.strategy, NodeParallelStrategy))
         if trainer.is_global_zero:

@@ -32,10 +32,10 @@ class Init:
     unfreeze_at_epoch: int | None = None  # counted from 0
 
 
-def settings(node: Any) -> Init:
-    """Return the settings of a config's node or a dictionary. ``None`` means unset.
+def read_init(node: Any) -> Init:
+    """Read the ``init`` settings from a config node or a dictionary. ``None`` means unset.
 
-    The command has checked the types before.
+    Types are not checked here: the command has checked them before.
 
     Raises:
         UserError: a key does not exist, or settings clash.
@@ -65,10 +65,10 @@ def check_file(path: str) -> None:
     Raises:
         UserError: it does not.
     """
-    from harness.convert.checkpoint import find_shards  # only commands with init.path need it
+    from harness.convert.checkpoint import resolve_source  # only commands with init.path need it
 
     try:
-        find_shards(Path(path).expanduser())
+        resolve_source(Path(path).expanduser())
     except UserError as error:
         raise UserError(f"init.path={str(error).removesuffix('.')}.") from error
 

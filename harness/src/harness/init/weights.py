@@ -24,12 +24,12 @@ MAX_SUGGESTED = 4  # parts that a message suggests for init.leave_out
 
 
 class Match(NamedTuple):
-    """Which tensors of a file fit a part of a module, by the module's names."""
+    """The result of matching a file's tensors to a module. Names and keys are the module's."""
 
-    part: str  # that takes the weights; "" is the whole module
+    part: str  # the part of the module that takes the weights; "" is the whole module
     taken: dict[str, str]  # name -> name in the file
     misfits: dict[str, str]  # name -> the reason
-    left_out: list[str]  # by init.leave_out
+    left_out: list[str]  # names that init.leave_out covers
 
     def __str__(self) -> str:
         num = len(self.taken) + sum(why != ONLY_IN_FILE for why in self.misfits.values())

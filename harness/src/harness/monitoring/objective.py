@@ -18,7 +18,7 @@ DEFAULT = "val/loss"  # of conf/train.yaml
 MISSING = re.compile(r"monitor='(.+?)'.* could not find the monitored key.*: \[(.*)\]")
 
 
-class Objective(pl.Callback):
+class MonitorCheck(pl.Callback):
     """Check the monitored values just before the checkpoint callbacks first read them.
 
     - If nothing logs the default objective, or nothing is validated, the run logs a warning and

@@ -68,27 +68,27 @@ class Throughput(pl.Callback):
             loader.on_batch_requested, loader.on_batch_ready = self._on_requested, self._on_ready
             self.num_workers = loader.num_workers
             self.spent, self.pending = Spent(), deque[tuple[Any, ...]]()
-            self.start = self.requested = mark(self.device)
+            self.start = self.requested = now(self.device)
 
     def _on_requested(self) -> None:
         if self.requested is None:
-            self.requested = mark(self.device)
+            self.requested = now(self.device)
 
     def _on_ready(self) -> None:
-        self.ready = mark(self.device)
+        self.ready = now(self.device)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Mark the end of the backward pass."""
+        """Record when the backward pass ends."""
         if self.is_measuring:
-            self.backward_end = mark(self.device)
+            self.backward_end = now(self.device)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, _: Any, __: Any, batch_idx: int
     ) -> None:
-        """Mark the end of the step; read the marks of earlier steps."""
+        """Record when the step ends; add up the times of earlier steps."""
         if not self.is_measuring:
             return
-        end, before = mark(self.device), self.sampler.num_before
+        end, before = now(self.device), self.sampler.num_before
         if not self.is_first_step and not self.has_compiled:
             num_samples = before(batch_idx + 1) - before(batch_idx)
             self.spent.num_drained += has_passed(self.backward_end)
@@ -108,7 +108,7 @@ class Throughput(pl.Callback):
     def on_validation_end(self, *_: Any) -> None:
         """Start the next step's time here, to leave out a validation between two steps."""
         if self.is_measuring:
-            self.start, self.has_compiled = mark(self.device), False
+            self.start, self.has_compiled = now(self.device), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the throughput and the GPUs' use in this epoch; a collective operation."""
@@ -189,8 +189,8 @@ class Throughput(pl.Callback):
         return found
 
 
-def mark(device: torch.device) -> Any:
-    """Return a mark of this time; on a GPU, an event at this place in its queue."""
+def now(device: torch.device) -> Any:
+    """Return the current time, or on a GPU an event recorded in the current stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -199,13 +199,13 @@ def mark(device: torch.device) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Return the seconds between two marks; wait until a GPU has passed the second one."""
+    """Return the seconds between two results of ``now``; wait until a GPU has passed ``end``."""
     if isinstance(start, float):
         return float(end - start)
     end.synchronize()  # synchronises
     return float(start.elapsed_time(end)) / 1000
 
 
-def has_passed(mark: Any) -> bool:
-    """Return whether a GPU has passed a mark, without waiting; ``False`` without a GPU."""
-    return isinstance(mark, torch.cuda.Event) and bool(mark.query())  # type: ignore[no-untyped-call]
+def has_passed(event: Any) -> bool:
+    """Return whether a GPU has passed an event, without waiting; ``False`` without a GPU."""
+    return isinstance(event, torch.cuda.Event) and bool(event.query())  # type: ignore[no-untyped-call]

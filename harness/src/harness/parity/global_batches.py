@@ -93,7 +93,7 @@ class GlobalBatches(pl.Callback):
             for name, before in saved.get("settings", {}).items():
                 if settings.get(name) != before:
                     raise UserError(
-                        f"The run was started with {name}={before}, and now it is "
+                        f"The run used {name}={before}, but this command has {name}="
                         f"{settings.get(name)}: the batches would differ.\n"
                         "Resume with the data and settings of that run, or start a new run."
                     )
@@ -162,7 +162,7 @@ class GlobalBatches(pl.Callback):
             source = getattr(trainer, "datamodule", None) or pl_module
             raise UserError(
                 f"{type(source).__name__}.train_dataloader gave no batch: nothing was trained.\n"
-                "Check that its data set has samples. drop_last=True drops an incomplete batch."
+                "If the data set is smaller than a batch, use drop_last=False."
             )
 
     def on_save_checkpoint(

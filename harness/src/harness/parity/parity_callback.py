@@ -69,7 +69,10 @@ class ParityChecks(pl.Callback):
     def before_batch(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Check before a step if a check is due; runs after all hooks of callbacks and module."""
+        """Run a parity check before this step if one is due.
+
+        Called after all other hooks of the batch.
+        """
         if self.check is not None and batch_idx % int(trainer.accumulate_grad_batches) == 0:
             self._before_step(trainer, module, batch_idx)
 

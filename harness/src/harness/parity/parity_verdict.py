@@ -141,7 +141,7 @@ class Verdict:
         self.changed = [] if self.is_split else changed(parts[0].numbers, self.wholes[0].numbers)
 
     def is_suspect(self) -> bool:
-        """Return whether a difference exceeds the smallest tolerance, so noise must be measured."""
+        """Return whether the check found anything that only a measurement of noise can explain."""
         if self.is_unequal or not self.is_usable:
             return False
         limit = tolerance(self.eps)

@@ -53,11 +53,11 @@ class SeededSteps(pl.Callback):
         self._seed(module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed the user's hooks, alike on every rank."""
+        """Seed all generators for the hooks that follow, the same on every rank."""
         self._seed(pl_module, trainer.current_epoch, -1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Seed the user's hooks, alike on every rank."""
+        """Seed all generators for the hooks that follow, the same on every rank."""
         self._seed(pl_module, trainer.current_epoch, -2)
 
     def on_train_batch_start(
@@ -69,7 +69,7 @@ class SeededSteps(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
-        """Seed the user's hooks, alike on every rank."""
+        """Seed all generators for the hooks that follow, the same on every rank."""
         self._seed(pl_module, trainer.current_epoch, trainer.fit_loop.batch_idx, -1)
 
     def on_train_batch_end(
@@ -80,7 +80,7 @@ class SeededSteps(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Seed the user's hooks, alike on every rank."""
+        """Seed all generators for the hooks that follow, the same on every rank."""
         self._seed(pl_module, trainer.current_epoch, batch_idx, -2)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

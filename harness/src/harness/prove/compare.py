@@ -68,7 +68,7 @@ class ShortRun(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Switch dropout off, and log a warning."""
         if names := switch_dropout_off(pl_module):
-            log.warning("Dropout is off in these runs: %s.", join_first(names, 3))
+            log.warning("All runs are without dropout. Switched off: %s.", join_first(names, 3))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         """Kill this process as ``kill -9`` does, unless it resumes a run that was killed."""

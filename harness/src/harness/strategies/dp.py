@@ -176,7 +176,7 @@ def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, .
 
 
 def _num_samples(sampler: Any, batch_idx: int) -> int | None:
-    """Return a batch's samples: None if the sampler does not count them, 0 if it has ended."""
+    """Return a batch's number of samples: None if unknown, 0 after the sampler's last batch."""
     # In a prediction Lightning wraps the sampler, and records the indices of each batch.
     if (drawn := getattr(sampler, "seen_batch_indices", None)) is not None:
         return len(drawn[batch_idx]) if batch_idx < len(drawn) else None

@@ -37,7 +37,7 @@ from harness.distributed.should_stop import SynchronizedStop
 from harness.distributed.start_ranks import patch_lightning_launcher
 from harness.features.speed import SWITCHES, Speed
 from harness.monitoring.learning import Learning
-from harness.monitoring.objective import Objective
+from harness.monitoring.objective import MonitorCheck
 from harness.parity.evaluation import ExactEvaluation
 from harness.parity.gathering import Gathering
 from harness.parity.global_batches import GlobalBatches
@@ -92,9 +92,10 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         SeededSteps(cfg.seed)
     )  # a batch draws the same random numbers under any strategy
     callbacks.append(ExactEvaluation())  # logged values and metrics count all samples once
-    callbacks.append(ParityChecks(cfg.get("parity_check", True)))  # compares the first batches
+    # Compares some steps of the run, computed whole and in parts.
+    callbacks.append(ParityChecks(cfg.get("parity_check", True)))
     if is_training:
-        callbacks += [Learning(), Objective()]  # stop a run that learns nothing or logs no monitor
+        callbacks += [Learning(), MonitorCheck()]  # stop if it learns nothing or logs no monitor
     return callbacks
 
 

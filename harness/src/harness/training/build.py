@@ -21,7 +21,7 @@ from harness.distributed.launcher import global_rank
 from harness.errors import UserError
 from harness.features import trackers
 from harness.files import write_yaml
-from harness.init.settings import settings
+from harness.init.settings import read_init
 from harness.loggers.tensorboard import guarded
 from harness.targets import instantiate, packages_named
 from harness.training import log_file, summary
@@ -115,7 +115,7 @@ def make_model(cfg: DictConfig) -> tuple[Any, list[pl.Callback]]:
     model = make(cfg.model)
     if "resume" not in cfg or not isinstance(model, pl.LightningModule):
         return model, []
-    init = settings(cfg.get("init"))
+    init = read_init(cfg.get("init"))
     if init.path is not None and cfg.resume is None:
         from harness.init.weights import start_from  # only a run that starts from weights needs it
 

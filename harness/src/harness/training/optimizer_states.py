@@ -51,7 +51,8 @@ class OptimizerStates(pl.Callback):
                 raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
         for names in zip(saved["names"], current["names"], strict=True):
             for before, now in zip(*names, strict=False):  # torch has compared the lengths
-                if before != now and before in names[1]:  # otherwise the user renamed a parameter
+                # If ``before`` no longer exists, the parameter was only renamed.
+                if before != now and before in names[1]:
                     reason = f"{now} would get the optimizer's state of {before}."
                     raise UserError(describe_misfit(Path(str(trainer.ckpt_path)), reason))
 
