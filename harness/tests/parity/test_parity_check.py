@@ -568,8 +568,17 @@ class Pairs(Classifier):
         return DataLoader(data.Flowers(16), batch_size=self.size)
 
 
+class RaisesLong(Classifier):
+    """Raises an error of 5,000 characters for the few samples of a check."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if len(batch[0]) < 4:
+            raise ValueError("long " * 1000)
+        return super().training_step(batch, batch_idx)
+
+
 def test_what_cannot_be_checked_names_the_program_that_compares_runs(tmp_path: Path) -> None:
-    kinds = {"from a stream": OfStream, "fewer than 3 samples": Pairs}
+    kinds = {"from a stream": OfStream, "fewer than 3 samples": Pairs, "long [...]": RaisesLong}
     for says, found in found_in(2, kinds, tmp_path).items():
         assert says in found["unchecked"]
         assert "prove.py" in found["unchecked"]
