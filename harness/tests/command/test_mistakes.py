@@ -52,7 +52,7 @@ MISTAKES = {
     "trainer.val_check_interval=00:10:00": "a number, 0.0 to 1.0 or null",
     "test=perhaps": "must be true or false",
     "trainer.deterministic=no": "write true or false",
-    "seed=${nope}": "nope",
+    "seed=${nope}": "Add that key to your conf/train.yaml, or write a value",
     "checkpoint.num_kept=1": "must be a whole number, 2 or more",
     "strategy=gpu": "strategy=cpu",
     "callbacks=[early_stoping]": "Did you mean callbacks=early_stopping?",

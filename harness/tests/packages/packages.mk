@@ -9,6 +9,10 @@ packages: $(PACKAGES_VENV)/installed
 
 $(PACKAGES_VENV)/installed: $(REQUIRED) $(PACKAGES)
 	$(PYTHON) -m venv --clear $(PACKAGES_VENV)
-	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install -c requirements.lock \
-	    -e .[test] -r $(PACKAGES)
+	# boto3, which litdata imports, asks for an older python-dateutil.
+	sed '/^python-dateutil==/d' requirements.lock > $(PACKAGES_VENV)/constraints.txt
+	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install \
+	    -c $(PACKAGES_VENV)/constraints.txt -e .[test] -r $(PACKAGES)
+	# Without torchvision, which must be of torch's own build and which streams of tensors do not use.
+	$(PACKAGES_VENV)/bin/python -m pip --disable-pip-version-check install --no-deps litdata==0.2.76
 	touch $@

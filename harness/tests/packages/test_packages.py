@@ -5,7 +5,9 @@ import itertools
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
+from harness.data.streams import StreamPart
 from tests.loaders import libraries
 from tests.packages.cells import COLUMNS, PACKAGES, Cells
 from tests.verdicts.cells import row
@@ -69,3 +71,38 @@ def test_a_stream_that_webdataset_does_not_split_is_refused(tars: None) -> None:
     cell = row("loader", "webdataset whole", ("ddp(2)",))["ddp(2)"]
     assert cell.verdict == "refused"
     assert "you need to add an explicit nodesplitter" in cell.said
+
+
+@pytest.mark.packages
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("name", "package"), [("Tars", "webdataset"), ("Chunks", "litdata"), ("Lines", "datasets")]
+)
+def test_recipes_of_the_page_of_streams_are_read_once_and_resumed(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of docs/streams.md, for one process and two, resumed inside of the second epoch."""
+    pytest.importorskip(package)
+    monkeypatch.setenv("LOADERS_FOLDER", str(tmp_path))
+    libraries.write_splits(name, tmp_path)
+    data = libraries.recipe(name)
+    orders = []
+    for epoch in range(2):
+        parts = []
+        for rank in range(2):
+            part = StreamPart(data.make_dataset("train"), seed=0, num_ranks=2, rank=rank)
+            part.set_epoch(epoch)
+            loader = DataLoader(part, batch_size=None)
+            parts.append([float(sample["target"]) for sample in loader])
+        orders.append(parts[0])
+        values = parts[0] + parts[1]
+        assert min(map(len, parts)) > 24
+        assert len({*values}) == len(values) == libraries.NUM_SAMPLES
+    assert orders[0] != orders[1]
+    found = row("loader", name, ("cpu", "ddp(2)"))
+    verdicts = {strategy: cell.verdict for strategy, cell in found.items()}
+    resumed = {"cpu, resumed": "equal", "ddp(2), resumed": "equal"}
+    assert verdicts == {"cpu": "equal", "ddp(2)": "told", **resumed}, {
+        strategy: cell.said[-800:] for strategy, cell in found.items()
+    }
+    assert "These samples differ from those of one process" in found["ddp(2)"].said

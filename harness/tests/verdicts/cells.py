@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.checkpoints.lookup import by_step, link_newest
 from tests.faults.run_folder import contents, differences
-from tests.loaders import zoo
+from tests.loaders import libraries, zoo
 from tests.modules.kinds import KINDS, OF_PARITY, Kind
 from tests.strategy_runs import SAME, STRATEGIES, TIMED_OUT, distances, execute, outcome, write_conf
 
@@ -196,8 +196,11 @@ def loader_words(name: str, folder: Path) -> list[str]:
     kind, _, num_workers = name.partition(", workers=")
     owned = {"overridden": "Overridden", "streams of a DataModule": "OfStreams"}
     modules = {"of the module": "WithLoaders", "moved at random": "MovedAtRandom"}
-    data = f"_target_: {zoo.__name__}.{owned.get(kind, 'Data')}\nnum_workers: {num_workers or 0}\n"
+    data = f"_target_: {zoo.__name__}.{owned.get(kind, 'Data')}\n"
     data += "batch_size: 8\n" if kind in owned else f"kind: {kind}\n"
+    if kind in libraries.RECIPES:
+        data = f"_target_: {libraries.__name__}.recipe\nname: {kind}\n"
+    data += f"num_workers: {num_workers or 0}\n"
     model = f"_target_: {zoo.__name__}.{modules.get(kind, 'Module')}\n"
     mine = write_conf(folder, data=data, model=model)
     extra = ["trainer.limit_train_batches=5"] if kind == "endless" else []

@@ -103,7 +103,8 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
             _message(cause, task, overrides, conf) if isinstance(cause, Exception) else repr(error)
         )
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return f"{error.full_key}: {lines[0]}"
+        cure = "\nAdd that key to your conf/train.yaml, or write a value in place of the ${...}."
+        return f"{error.full_key}: {lines[0]}" + cure * ("Interpolation key" in lines[0])
     return "\n".join(lines[:2])
 
 
