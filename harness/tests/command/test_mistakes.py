@@ -178,7 +178,7 @@ def test_answers_do_not_import_torch(tmp_path: Path) -> None:
 HEADER = "# @package _global_\n"
 # The text of an experiment's file, the number of its wrong line, and the message.
 YAML_MISTAKES = [
-    ("trainer:\n  max_epochs:3\n", 2, "a space after the colon"),
+    ("trainer:\n  max_epochs:3\n", 2, "a space after its colon"),
     ("trainer:\nmax_epochs: 3\n", 2, "indented"),
     ("lr: 3\n", 2, "Did you mean model.optimizer.lr?"),
     ("hydra:\n  run:\n    dir: x\n", 2, "has no effect"),
