@@ -13,8 +13,18 @@ from torch import Tensor
 
 from harness.prove import __main__ as script
 from harness.prove import short_runs
-from harness.prove.compare import BITWISE, DOUBLE, EQUAL, REFERENCE, SINGLE, differences, prove
-from tests.conftest import slow
+from harness.prove.compare import (
+    BITWISE,
+    DOUBLE,
+    EQUAL,
+    PACKAGES,
+    REFERENCE,
+    SINGLE,
+    WARNING,
+    differences,
+    prove,
+)
+from tests.conftest import LIBRARY, slow
 from tests.faults.fast_command import Forked
 from tests.faults.fork_server import fork
 from tests.modules import classifiers
@@ -103,6 +113,13 @@ def record(weight: float, **values: float) -> Any:
     """A run of one weight, with what it has logged."""
     weights = {"w": torch.tensor([weight], dtype=torch.float64)}
     return SimpleNamespace(weights=weights, values={k: torch.tensor(v) for k, v in values.items()})
+
+
+def test_warnings_of_the_packages_that_keep_training_equal_are_found() -> None:
+    for name in PACKAGES.split("|"):
+        assert (LIBRARY / "src" / "harness" / name).is_dir(), name
+    line = "2026-11-27 20:00:00,000 WARNING harness.parity.parity_callback: It draws.\n"
+    assert WARNING.findall(line) == ["It draws.\n"]
 
 
 def test_what_is_more_than_rounding_differs() -> None:

@@ -36,7 +36,7 @@ PROBABILITIES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "d
 # Tolerances for rounding: of weights, and of logged values, which may have 32 bits.
 DOUBLE, SINGLE, BITWISE = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)
 # Packages that make training equal under every strategy; their warnings explain differences.
-PACKAGES = "checkpoints|data|exact|prove|strategies|upstream"
+PACKAGES = "checkpoints|compat|data|parity|prove|strategies"
 WARNING = re.compile(  # in run.log
     rf"^\d\S+ \S+ WARNING harness\.(?:{PACKAGES})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
