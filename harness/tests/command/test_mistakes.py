@@ -184,7 +184,7 @@ YAML_MISTAKES = [
     ("hydra:\n  run:\n    dir: x\n", 2, "has no effect"),
     ("defaults:\n  - override /hydra/launcher: basic\n", 3, "has no effect"),
     ("checkpoint:\n  every_n_step: 3\n", 3, "checkpoint.every_n_steps?"),
-    ("objective: val/quality\n", 2, "add mode, min or max"),
+    ("objective: val/quality\n", 2, "add mode=min if"),
 ]
 # Whole files, and messages by us, Hydra or PyYAML, which name file and line.
 FILES = {
