@@ -225,8 +225,8 @@ class ParityCheck:
 
     def _compare_validation(self, loader: Any, dataloader_idx: int) -> Findings:
         sampler = getattr(loader, "batch_sampler", None)
-        turns = getattr(sampler, "turns", None) or [[]]
-        by_rank = self.ranks.agree("its first samples", turns[0][:NUM_VALIDATED])
+        batches = getattr(sampler, "evaluation_batches", None) or [[]]
+        by_rank = self.ranks.agree("its first samples", batches[0][:NUM_VALIDATED])
         indices, other_indices = by_rank[0], by_rank[-1]
         if not (indices and other_indices):
             return {}
