@@ -53,7 +53,7 @@ check: $(TEST_INSTALLED)
 	$(if $(FORMATTED),$(BIN)/ruff format --check $(RUFF_RULES) $(FORMATTED))
 	$(BIN)/ruff check $(RUFF_RULES)
 	$(BIN)/mypy $(MYPY_RULES)
-	$(if $(STYLE),$(BIN)/python $(STYLE) '*.py' '*.yaml' '*.yml' '*.toml')
+	$(if $(STYLE),$(BIN)/python $(STYLE) '*.py' '*.md' '*.yaml' '*.yml' '*.toml')
 
 # Three workers with one thread each, because tests start further processes on the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(abspath $(BIN))/pytest -n 3 --dist worksteal
