@@ -99,8 +99,8 @@ def test_mistakes_are_told_in_lines(text: Made, tmp_path: Path) -> None:
     for content, settings, message in (
         ("", {}, "is empty"),
         ("short", {}, "data.file=.*has 4 tokens for train, but data.length=8 needs 17"),
-        (b"\xe9\xff" * 100, {}, "is no text in UTF-8"),
-        (CORPUS, {"tokenizer": str(tmp_path / "nope.json")}, "is no tokenizer.json"),
+        (b"\xe9\xff" * 100, {}, "is not text in UTF-8"),
+        (CORPUS, {"tokenizer": str(tmp_path / "nope.json")}, "is not a tokenizer.json"),
         (CORPUS, {"val_file": str(tmp_path / "nope.txt")}, "data.val_file=.*nope.txt cannot be"),
         (CORPUS, {"val_file": str(short)}, "data.val_file=.*short.txt has 1 tokens for val"),
     ):

@@ -129,9 +129,9 @@ def candidates() -> list[Gpu]:
     listed = visible(present)
     if names is not None and len(listed) != len(names.split(",")):
         raise UserError(
-            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={names}, which must "
-            "be numbers or UUIDs of this machine's GPUs, each once.\n"
-            "Change or unset it, or leave out gpus=emptiest."
+            f"gpus=emptiest chooses among the GPUs of CUDA_VISIBLE_DEVICES={names}, which must be "
+            "numbers or UUIDs of this machine's GPUs, each once.\nChange or unset "
+            "CUDA_VISIBLE_DEVICES, or leave out gpus=emptiest."
         )
     return listed
 

@@ -170,8 +170,8 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
     if not inputs:
         raise UserError(
             f"{name} never calls self(...) in test_step, validation_step or predict_step, or has "
-            "no data for them. Write one of them, such as "
-            "`def test_step(self, batch, batch_idx): self(batch[0])`, and its loader."
+            "no data for these steps. Write one of these methods, such as `def test_step(self, "
+            "batch, batch_idx): self(batch[0])`, and its loader."
         )
     if exported := getattr(module, "exported", None):
         names = [*inspect.signature(exported).parameters]

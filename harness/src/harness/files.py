@@ -86,7 +86,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path.name} is no regular file")
+            raise ValueError(f"{path.name} is not a regular file")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"{path.name} has more than {max_bytes:,} bytes")
@@ -110,8 +110,9 @@ def refuse_links(run_dir: Path) -> None:
                 continue
             if kind not in (stat.S_IFDIR, stat.S_IFREG):
                 raise UserError(
-                    f"{path} is a link out of its run's folder, or no regular file.\n"
-                    "Replace the link by the file or the folder itself, or use another run."
+                    f"{path} is a link to a place outside of its run's folder, or is not a "
+                    "regular file.\nReplace the link by the file or the folder itself, or use "
+                    "another run."
                 )
         folders[:] = [name for name in folders if name != REPRODUCED]
 
@@ -138,9 +139,9 @@ def read_yaml(path: Path, max_bytes: int = MAX_YAML) -> str:
     first_line, _, text = data.partition(b"\n")
     if first_line + b"\n" != FROZEN.format(zlib.crc32(text)).encode():
         raise UserError(
-            f"{path} was damaged or edited: its checksum is wrong.\n"
-            "Restore it from a backup. To change a setting, use an override in the command; if a "
-            "setting\ncannot change in a resumed run, start a new one: resume=null."
+            f"{path} was damaged or edited: its checksum is wrong.\nRestore it from a backup. To "
+            "change a setting, use an override in the command; if a setting\ncannot change in a "
+            "resumed run, start a new run: resume=null."
         )
     return data.decode()
 

@@ -46,8 +46,8 @@ def build_optimizers(
         rate = inspect.signature(optimizer).parameters.get("lr")
         if rate is None or not isinstance(rate.default, (int, float)):
             raise UserError(
-                "groups multiply the optimizer's learning rate, but it has none. Set "
-                "model.optimizer.lr."
+                "groups multiply the optimizer's learning rate, but the optimizer has no "
+                "learning rate. Set model.optimizer.lr."
             )
         parameters = parameter_groups(module, float(rate.default), **options)
     built = optimizer(parameters or module.parameters())
@@ -110,7 +110,7 @@ def parameter_groups(
     for part, factor in factors.items():
         if not factor > 0:
             raise UserError(
-                f"lr_factors.{part}={factor} must be more than 0. To freeze it, set "
+                f"lr_factors.{part}={factor} must be more than 0. To freeze {part}, set "
                 f"init.freeze=[{part}]."
             )
     groups: dict[str, dict[str, Any]] = {}

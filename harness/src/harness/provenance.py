@@ -52,7 +52,7 @@ def checked(path: Path) -> dict[str, Any]:
     versions = [start.get("packages", {}) for start in starts or ()] if is_list else []
     is_dict = all(isinstance(v, dict) and {*map(type, v.values())} <= {str} for v in versions)
     if not (is_list and is_dict):
-        raise ValueError(f"{path.name} is no record of a run")
+        raise ValueError(f"{path.name} is not a record of a run")
     return content  # type: ignore[no-any-return]
 
 

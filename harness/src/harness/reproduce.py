@@ -44,7 +44,9 @@ def reproduce(run: Path, output: Path | None) -> bool:
     commit = git("log", "-1", "--format=%h by %an, %as: %s", start["commit"], "--", folder=top)
     changes = f" and {start['diff']}" if start.get("diff") else ""
     author_and_title = commit.decode(errors="replace").strip()
-    print_text(f"Runs with your permissions the code of {author_and_title}{changes}.")
+    print_text(
+        f"This command runs, with your permissions, the code of {author_and_title}{changes}."
+    )
     code = output / "code"
     git("clone", "--quiet", "--shared", "--no-checkout", ".", str(code), folder=top, seconds=None)
     git("checkout", "--quiet", "--detach", start["commit"], "--", folder=code, seconds=None)

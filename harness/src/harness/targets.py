@@ -83,7 +83,7 @@ def read_rules(conf: str | Path) -> dict[str, Any]:
         rules = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{display_path(path)} is no YAML: {' '.join(str(error).split())}"
+            f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}"
         ) from error
     if not isinstance(rules, dict | None):
         raise UserError(
@@ -118,7 +118,7 @@ def check(cfg: Any) -> None:
         if package == name:
             raise UserError(f"{key}._target_={name} needs its package: <package>.<module>.{name}")
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UserError(f"{key}._target_={name} is no <package>.<module>.<name>.")
+            raise UserError(f"{key}._target_={name} is not of the form <package>.<module>.<name>.")
         for flag in ("_partial_", "_recursive_"):
             if not isinstance(node.get(flag, True), bool):
                 raise UserError(f"{key}.{flag}={node[flag]} must be true or false.")

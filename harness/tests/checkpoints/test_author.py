@@ -128,7 +128,7 @@ def test_trusted_checkpoints_keep_objects_and_go_on(tmp_path: Path) -> None:
         UserError, match=r"holds objects.*\nIf you trust the file, use checkpoint.trusted=true"
     ):
         train(f"resume={run.folder}", "checkpoint.trusted=false")
-    with pytest.raises(UserError, match=r"checkpoint\.trusted is true in the config of .*, which"):
+    with pytest.raises(UserError, match=r"checkpoint\.trusted is true in the config of .*, and"):
         train(f"resume={run.folder}")  # it may be a stranger's, and not this one
     assert Executed.times == []
     train(f"resume={run.folder}", "checkpoint.trusted=true")

@@ -60,7 +60,7 @@ MISTAKES = {
     "scheduler=cosine": "Did you mean model/scheduler=cosine?",
     "tags=lr": "must be a list, such as",
     "gpus=emptiest": "eave out gpus=emptiest",
-    "gpus=emptiest trainer.devices=[0,1]": "use trainer.devices=<number>",
+    "gpus=emptiest trainer.devices=[0,1]": "Use trainer.devices=<number>",
     "gpus.min_free_gib=20": "needs gpus=emptiest",
     "sweep=optuna": "python train.py -m sweep=optuna",
     "objective=val/quality": "add mode",
@@ -128,7 +128,7 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
     for overrides, hint in (
         ((), "Add checkpoint="),
         (("checkpoint=nope.ckpt",), "Use checkpoint=<run>, a run's folder"),
-        ((f"checkpoint={tmp_path}",), "is no file. Use checkpoint=<run>"),
+        ((f"checkpoint={tmp_path}",), "is not a file. Use checkpoint=<run>"),
         ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
         ((f"checkpoint={checkpoint}", "experiment=cnn"), "config of the checkpoint's run. Leave"),
         ((f"checkpoint={checkpoint}", "+split=val"), "nothing reads split"),
@@ -232,7 +232,10 @@ def test_a_trainer_file_that_a_strategy_replaces_is_refused(tmp_path: Path) -> N
     text = "defaults: [default]\nstrategy: ddp\naccelerator: cpu\ndevices: 2\n"
     (conf / "trainer" / "ddp_sim.yaml").write_text(text)
     said = refusal("trainer=ddp_sim", conf=conf)
-    assert "trainer/ddp_sim.yaml sets strategy: ddp, but strategy=auto replaces it by auto" in said
+    assert (
+        "trainer/ddp_sim.yaml sets strategy: ddp, but strategy=auto replaces this value by auto"
+        in said
+    )
     assert "strategy=ddp trainer.devices=2" in said
     (conf / "trainer" / "mine.yaml").write_text("defaults: [ddp_sim]\nmax_epochs: 3\n")
     assert "trainer/ddp_sim.yaml sets strategy" in refusal("trainer=mine", conf=conf)
@@ -274,5 +277,5 @@ def test_a_step_that_leaves_ends_with_a_failure(tmp_path: Path) -> None:
     mine = f"+callbacks.leaves._target_={__name__}.Leaves"
     result = command("train.py", "data=synthetic", "model=mlp", mine, f"output_dir={tmp_path}")
     assert result.returncode == 1
-    assert "sys.exit() has ended the run before it was done" in result.stderr
+    assert "sys.exit() ended the run before the run was complete" in result.stderr
     assert "test_mistakes.py:" in result.stderr

@@ -68,7 +68,7 @@ def test_another_result_is_refused_with_the_difference(run_copy: Path) -> None:
     }.items():
         said = refusal(f"resume={run_copy}", *words.split())
         assert hint in said
-        assert "Leave that out" in said
+        assert "Leave out these overrides" in said
         assert len(said.splitlines()) == 2
     assert contents(run_copy) == before
 
@@ -92,7 +92,9 @@ def test_damaged_checkpoints_and_results_are_told_with_what_to_do(
     results = run_copy / "results.json"
     saved = json.loads(results.read_text())
     results.write_text("{")
-    assert "Remove it, and python train.py resume=" in refusal(f"resume={run_copy}")
+    assert "Remove the file, and test again: python train.py resume=" in refusal(
+        f"resume={run_copy}"
+    )
     results.unlink()
     assert command("train.py", f"resume={run_copy}").returncode == 0
     again = json.loads(results.read_text())
@@ -101,7 +103,7 @@ def test_damaged_checkpoints_and_results_are_told_with_what_to_do(
     for path in (run_copy / "checkpoints").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-5])
     results.unlink()
-    assert "has no complete one" in refusal(f"resume={run_copy}")
+    assert "has no complete checkpoint" in refusal(f"resume={run_copy}")
     assert "is damaged and was skipped" in capsys.readouterr().err
     assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
 

@@ -109,17 +109,17 @@ def test_a_link_out_of_a_run_folder_is_refused_before_anything_is_written(
     link.symlink_to(victim / "step_1.ckpt" if name == ".lock" else victim)
     before = contents(tmp_path)
     said = refusal(f"resume={stranger}", "trainer.max_epochs=3")
-    assert f"{name} is a link out of its run's folder" in said
+    assert f"{name} is a link to a place outside of its run's folder" in said
     for task in ("evaluate", "predict"):
         path = stranger / "checkpoints" / "best.ckpt"
         if path.exists():
-            assert "is a link out of" in refusal(f"checkpoint={path}", task=task)
+            assert "is a link to a place outside of" in refusal(f"checkpoint={path}", task=task)
     assert contents(tmp_path) == before
 
 
 def test_a_pipe_in_a_run_folder_is_refused_and_nothing_waits_for_it(stranger: Path) -> None:
     os.mkfifo(stranger / "tensorboard" / "events.out.tfevents.2")
-    assert "or no regular file" in refusal(f"resume={stranger}", "trainer.max_epochs=3")
+    assert "or is not a regular file" in refusal(f"resume={stranger}", "trainer.max_epochs=3")
     for name in ("config.yaml", "overrides.yaml", "results.json", "record.json", "metrics.csv"):
         (stranger / name).unlink()
         os.mkfifo(stranger / name)
@@ -206,7 +206,7 @@ BOMBS = {
 def test_a_yaml_file_stands_for_no_more_than_settings_do(conf: Path, bomb: str) -> None:
     (conf / "experiment" / "theirs.yaml").write_text(f"# @package _global_\n{BOMBS[bomb]}\n")
     said = refusal("experiment=theirs", conf=conf)
-    assert "is no config file" in said or "interpolations" in said
+    assert "is not a config file" in said or "interpolations" in said
 
 
 @pytest.mark.parametrize("bomb", [name for name in BOMBS if name not in ("values", "a chain")])

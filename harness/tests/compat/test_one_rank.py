@@ -126,7 +126,7 @@ def test_a_command_is_the_same_under_any_strategy(tmp_path: Path) -> None:
 
 
 def refused(path: Path) -> None:
-    with pytest.raises(UserError, match="Leave the split by rank out"):
+    with pytest.raises(UserError, match="Remove the split by rank"):
         train(Strided, path, 2)
 
 

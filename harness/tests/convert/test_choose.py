@@ -49,7 +49,7 @@ def refusal(root: object, folder: Path, **options: object) -> str:
 def test_where_there_is_doubt_the_entries_are_listed(
     root: object, inside: str, key: str | None, tmp_path: Path
 ) -> None:
-    listed = f"; the file has the entries {inside}. Choose one with --key NAME"
+    listed = f". The file has the entries {inside}. Choose one of them with --key NAME"
     assert f"no weights at a usual entry{listed}" in refusal(root, tmp_path)
     assert f"no weights at --key 'E'{listed}" in refusal(root, tmp_path, key="E")
     if key is not None:
@@ -61,7 +61,10 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     for other in ({"a": torch.ones(2)}, [torch.ones(1)], nn.Linear(2, 2)):
         root = {"model": {"step": torch.tensor(5), "weights": other}}
         said = refusal(root, tmp_path, key="model")
-        assert "model holds tensors, and weights in it holds more; choose with --key NAME" in said
+        assert (
+            "model holds tensors, and its entry weights holds further tensors. Choose with --key"
+            in said
+        )
     assert report(root, tmp_path, key="model.weights").tensors.keys() == {"weight", "bias"}
     said = report({**STATE, "version": 3, "0._extra_state": {"scale": torch.ones(1)}}, tmp_path)
     assert said.tensors.keys() == STATE.keys()
@@ -70,7 +73,7 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     said = report({"state_dict": state, "epoch": 3, "pytorch-lightning_version": "2"}, tmp_path)
     assert said.left_out == ["epoch", "pytorch-lightning_version", "mean", "loss.*"]
     mixed = {0: torch.ones(1), "a": torch.ones(1)}
-    assert "a state_dict with keys that are not text" in refusal(mixed, tmp_path)
+    assert "the state_dict has keys that are not text" in refusal(mixed, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["state_dict_ema", "model_ema", "swa_model"])

@@ -78,7 +78,9 @@ def test_one_bad_input_does_not_stop_the_others(folder: Path, run: Run) -> None:
     said = run(*sorted((folder / "checkpoints").iterdir()))
     assert said.status == 3
     assert said.stderr.count("\n") == 1
-    assert f"{folder}/checkpoints/bad.ckpt: no checkpoint, or damaged" in said.stderr
+    assert (
+        f"{folder}/checkpoints/bad.ckpt: the file is not a checkpoint, or is damaged" in said.stderr
+    )
     outputs = {path.name for path in (folder / "checkpoints").glob("*.pt")}
     assert outputs == {"best.weights.pt", "last.weights.pt"}
 
@@ -97,8 +99,12 @@ MISTAKES = (
     ("last.ckpt last.pt", 1, "an output is also an input. Convert one checkpoint per command"),
     ("last.ckpt --force -o link.pt", 1, "an output is also an input"),
     ("last.ckpt -o last.pt", 1, "last.pt exists already. --force replaces it."),
-    ("last.ckpt --prefix nett", 3, "no tensor is named nett.*; the names begin with net"),
-    (".", 3, ".: neither a checkpoint file, nor a folder of a run or of all shards; name a file\n"),
+    ("last.ckpt --prefix nett", 3, "no tensor is named nett.*. The names begin with net"),
+    (
+        ".",
+        3,
+        ". is neither a checkpoint file, nor a folder of a run or of all shards. Name a file\n",
+    ),
     ("last.ckpt --dtype float64", 2, "unrecognized arguments"),
     ("last.ckpt -o /proc/out.pt", 4, "/proc/out.pt"),
 )

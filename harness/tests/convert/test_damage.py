@@ -67,7 +67,7 @@ def test_truncation_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "compression", "said"),
     [
-        (b"", b"", zipfile.ZIP_DEFLATED, "zipped again with compression; unzip it"),
+        (b"", b"", zipfile.ZIP_DEFLATED, "zipped again with compression. Unzip it"),
         (b"little", b"big", zipfile.ZIP_STORED, "big-endian"),
         # A tensor that would be given the bytes of the next one, or of none.
         (b"K\x03\x85", b"K\x09\x85", zipfile.ZIP_STORED, "a tensor reaches past the end"),
@@ -105,13 +105,15 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     for content in contents:
         path.write_bytes(content)
         message = refusal(path)
-        assert "no checkpoint, or damaged: neither safetensors nor" in message
+        assert (
+            "the file is not a checkpoint, or is damaged. It is neither safetensors nor" in message
+        )
         assert message.endswith(f"begins with {content!r}")
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
     assert "it begins with b'\\x80\\x02\\x8a" in refusal(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
-    assert "a zip file, but not one of torch.save" in refusal(path)
+    assert "the zip file is not from torch.save" in refusal(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
@@ -133,7 +135,7 @@ def test_shards_become_the_whole_network_or_are_refused(tmp_path: Path) -> None:
         save_file({name: STATE[name] for name in sorted(STATE)[i::3]}, shard)
     convert(tmp_path / "hf", tmp_path / "whole.pt")
     assert differing(torch.load(tmp_path / "whole.pt"), STATE) == []
-    assert "by its name one shard of a network" in refusal(shards[1])
+    assert "is one shard of a network" in refusal(shards[1])
     content = shards[1].read_bytes()
     shards[1].write_bytes(shards[0].read_bytes())
     assert "two shards hold tensors of the same name" in refusal(tmp_path / "hf")
@@ -148,7 +150,7 @@ def test_one_process_s_share_is_not_the_network(tmp_path: Path) -> None:
     torch.save(STATE, first)
     convert(first, tmp_path / "whole.pt")  # of one process
     torch.save(STATE, second)
-    assert "by its name one shard of a network" in refusal(first)
+    assert "is one shard of a network" in refusal(first)
 
 
 @pytest.mark.parametrize("zero", ["zero_pp_rank_{}_mp_rank_00", "bf16_zero_pp_rank_{}_mp_rank_00"])
@@ -165,9 +167,7 @@ def test_the_weights_of_deepspeed_are_in_one_file_beside_shards_of_the_optimizer
         torch.save(moments, folder / f"{zero.format(rank)}_optim_states.pt")
     convert(weights, tmp_path / "out.pt")
     assert differing(torch.load(tmp_path / "out.pt"), STATE) == []
-    assert "by its name one shard of a network" in refusal(
-        folder / f"{zero.format(1)}_optim_states.pt"
-    )
+    assert "is one shard of a network" in refusal(folder / f"{zero.format(1)}_optim_states.pt")
     weights.rename(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-3 writes no other
     assert "one shard" in refusal(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     for rank in range(2):

@@ -33,5 +33,7 @@ def test_model_takes_its_size_from_the_data_and_later_use_from_the_training(
 @pytest.mark.parametrize("data", [None, object()])
 def test_what_the_data_does_not_have_is_told(data: object) -> None:
     cfg = OmegaConf.create({"model": {"net": [{"width": "from_data.num_horses"}]}})
-    with pytest.raises(UserError, match=r"model.net\[0\].width=from_data.num_horses, but .*Set it"):
+    with pytest.raises(
+        UserError, match=r"model.net\[0\].width=from_data.num_horses, but .*Set a value"
+    ):
         facts.fill_in(cfg, data)

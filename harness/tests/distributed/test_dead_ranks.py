@@ -14,7 +14,7 @@ DDP = (
     *("strategy=ddp", "trainer.devices=3", "trainer.accelerator=cpu", "data=synthetic"),
     *("model=mlp", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"),
 )
-DIED = r"The process of rank {} has ended \({}\), and the run ends with it"
+DIED = r"The process of rank {} has ended \({}\), so the run ends as well"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_a_run_is_trained_again_by_its_own_code_whatever_there_is_today(trained:
     assert result.returncode == 0, result.stdout + result.stderr
     first, *_ = result.stdout.splitlines()
     (start,) = provenance.read(trained)["starts"]
-    expected = f"Runs with your permissions the code of {start['commit'][:7]} by Ada, "
+    expected = (
+        f"This command runs, with your permissions, the code of {start['commit'][:7]} by Ada, "
+    )
     assert first.startswith(expected)
     assert first.endswith(f" and {start['diff']}.")
     assert "differs" not in result.stdout

@@ -51,7 +51,7 @@ def test_processes_and_workers_read_their_parts() -> None:
 
 def test_a_stream_without_parts_is_refused_for_several_processes() -> None:
     for loader in (DataLoader(Numbers(), 2), [torch.ones(2)]):
-        with pytest.raises(UserError, match="each of 2 processes would read all of it"):
+        with pytest.raises(UserError, match="each of 2 processes would read the whole stream"):
             shared(loader)
 
 
@@ -59,7 +59,7 @@ def test_workers_that_may_read_the_same_are_told_of(capsys) -> None:
     """The user's ``worker_init_fn`` finds the stream itself."""
     loader = DataLoader(Numbers(), 3, num_workers=2, worker_init_fn=begin_at_three)
     assert read(loader) == [[3, 4, 5]] * 2
-    assert "each worker reads all of it" in capsys.readouterr().out
+    assert "each worker reads the whole stream" in capsys.readouterr().out
 
 
 def test_a_stream_that_ends_before_the_place_to_go_on_is_refused() -> None:

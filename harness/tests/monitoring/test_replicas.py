@@ -43,7 +43,7 @@ def test_rank_that_drifts_by_one_bit_stops_the_run(
         *disturb(what="drift", name=name, rank=1),
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    message = f"Step 4: the replicas differ. {name} on rank 1 is not that of rank 0"
+    message = f"Step 4: the replicas differ. {name} on rank 1 differs from that of rank 0"
     assert result.stderr.count(message) == 1
     assert "Traceback" not in result.stderr
     (run_dir,) = (tmp_path / "default").iterdir()

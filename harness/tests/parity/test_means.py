@@ -79,7 +79,7 @@ def test_a_term_and_one_number_from_0_on_are_asked_for() -> None:
     loss = torch.ones(3, requires_grad=True)
     with pytest.raises(UserError, match=r"shape \(3,\)"):
         mean_over(loss.sum(), torch.ones(3))
-    with pytest.raises(UserError, match="one number each"):
+    with pytest.raises(UserError, match="one number for each"):
         mean_over(loss, 3)
     for weight in (-1.0, float("nan"), torch.tensor(-2)):
         with pytest.raises(UserError, match="use 0 or a positive number"):

@@ -180,7 +180,7 @@ SAID: dict[str, str] = {  # some of kinds.OF_PARITY; all are in the table of ver
     "LayerDrop drawn before each batch": "",
     "contrastive from a step within an epoch": WHOLE_BATCH,
     "dropout from the second epoch": "draws random numbers",
-    "sum added in `backward`": "Add it to the loss that training_step returns",
+    "sum added in `backward`": "Add the change to the loss that training_step returns",
     "gradients clamped in hooks": "A hook of a parameter changes the gradient",
     "evaluated by neighbours (k-NN)": "evaluates with state that each rank has built",
     "adapted in validation (Tent)": "evaluates a batch with state from earlier batches",

@@ -147,8 +147,8 @@ def test_a_mistake_in_the_command_is_answered_without_a_run(
         "trainer.max_steps=2": "trainer.max_steps=2 is too small. Use 4 or more.",
         "trainer.max_steps=few": "trainer.max_steps=few",
         "trainer.precision=bf16-mixed": "Use 64-true or 32-true",
-        "strategy=ddp": "strategy is set, but this command sets it for each run",
-        f"--keep={tmp_path}": "the folder exists already. Name a new one.",
+        "strategy=ddp": "This command sets strategy for each run",
+        f"--keep={tmp_path}": "the folder exists already. Name a new folder.",
     }.items():
         assert script.main([word]) == 2
         errors = capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_another_file_is_kept_and_an_older_report_is_replaced(
     page.write_text("my notes")
     assert runs.main(["report", str(finished_run), "-o", str(page)]) == 1
     assert (
-        "exists and is no report of runs. Remove it, or choose another -o"
+        "exists, but is not a report of runs. Remove the file, or choose another with -o"
         in capsys.readouterr().err
     )
     assert page.read_text() == "my notes"

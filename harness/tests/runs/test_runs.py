@@ -258,7 +258,7 @@ def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> No
     twin = copied(finished_run, tmp_path / "copies" / "twin", ("seed: 1", "seed: 7"))
     (tmp_path / "none").mkdir()
     for words, message in (
-        (["ls", "nowhere"], "nowhere is no folder"),
+        (["ls", "nowhere"], "nowhere is not a folder"),
         (["ls", tmp_path / "none"], "There is no run"),
         (["ls", finished_run, "--filter", "statu=1"], "No run has statu. Did you mean status?"),
         (["ls", finished_run, "--filter", "status"], "write a condition such as status=finished"),

@@ -98,7 +98,7 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
         f"-m sweep=optuna {RATE} sweep.storage=x://me:secret@y": "sweep.storage: ",
-        "-m model=glob(*)": "is no list of values",
+        "-m model=glob(*)": "is not a list of values",
         f"-m sweep=optuna {RATE} sweep.num_trials=0": "must be a whole number, 1 or more",
         "-m seed=1,2 hydra/launcher=slurm": "python train.py -m <overrides> for sweeps",
         "seed=1 sweep.num_parallel=2": "train.py -m sweep.num_parallel=2",

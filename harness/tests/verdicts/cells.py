@@ -37,8 +37,8 @@ DIFFERENT = (
 # And those by which it says that it may be another one.
 TELLING = (
     *DIFFERENT,
-    "These samples differ from those of one process",
-    "It was not checked whether",
+    "The samples of a step are other samples than with one process",
+    "The run did not check whether",
     "is written by each process from its own samples",
     "draws other batches than before",
     "differs between ranks",

@@ -97,7 +97,7 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
     if not (numbers.dtype.is_numeric() or numbers.dtype in (pl.Boolean, pl.Null)):
         raise UserError(
             f"Column {column.name} has the type {numbers.dtype}, which cannot become numbers.\n"
-            f"Leave it out: data.ignore=[{column.name}]."
+            f"Leave out the column: data.ignore=[{column.name}]."
         )
     return numbers.cast(pl.Float64).to_numpy().astype(np.float64)
 
@@ -146,7 +146,7 @@ def encode(
                 known, range(1, len(known) + 1), default=0, return_dtype=pl.UInt32
             )
             if num := int(((code == 0) & series.is_not_null()).sum()):
-                unknown = "have values that the training rows lack. They count as missing"
+                unknown = "have values that the training rows lack. These values count as missing"
                 SplitDataModule.say(f"Column {series.name}: {num:,} rows {unknown}")
             codes.append(code.to_numpy())
             continue

@@ -105,8 +105,8 @@ class Table(SplitDataModule):
             if codes.null_count():
                 name = column.filter(codes.is_null())[0]
                 raise UserError(
-                    f"data.target={self.target} has the class {name!r}, which training lacked.\n"
-                    "Remove its rows, or train a new run with them."
+                    f"data.target={self.target} has the class {name!r}, which the training rows "
+                    "lack.\nRemove the rows of this class, or train a new run with them."
                 )
             return codes.to_numpy()
         numbers = as_numbers(column)

@@ -52,7 +52,7 @@ class Tokenizer:
                 f"data.tokenizer={name} needs the package tokenizers: pip install -e .[text]"
             ) from error
         except Exception as error:  # tokenizers raises no narrower class
-            raise UserError(f"data.tokenizer={name} is no tokenizer.json: {error}") from error
+            raise UserError(f"data.tokenizer={name} is not a tokenizer.json: {error}") from error
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Encode texts, each to ids of shape (num_tokens,)."""
@@ -108,7 +108,7 @@ def encode_file(
         raise UserError(f"data.{key}={path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"data.{key}={path} is no text in UTF-8: {error.reason}.\nConvert the file to UTF-8."
+            f"data.{key}={path} is not text in UTF-8: {error.reason}.\nConvert the file to UTF-8."
         ) from error
     ids, ends = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("ids", "ends"))
     if not len(ids):

@@ -36,9 +36,9 @@ from harness.kinds import SCALARS
 log = logging.getLogger(__name__)
 
 NOT_SAVED = (
-    "Checkpoints lack %s. A resumed run starts with a new value.\nKeep it as numbers, text, lists, "
-    "dicts, arrays, a buffer or a torchmetric. Ignore this if on_load_checkpoint (of a callback: "
-    "load_state_dict) restores it."
+    "Checkpoints lack %s. A resumed run starts with new values.\nKeep these values as numbers, "
+    "text, lists, dicts, arrays, a buffer or a torchmetric. Ignore this warning if "
+    "on_load_checkpoint (of a callback: load_state_dict) restores them."
 )
 OTHER_STRUCTURE = (
     "Training has added, removed or replaced %s. No run can resume from checkpoints that are "
@@ -174,7 +174,7 @@ class Attributes:
             no_counts = {n for n, node in kept.items() if type(node) in (type(None), bool, str)}
             no_counts |= {name for name in kept if name[0] == GRADIENT}
             counts = sorted(kept.keys() - {*no_counts, *lost, *undone, *saved["numbers_of_hooks"]})
-            lost |= dict.fromkeys(counts, "equal on all ranks, whose number has changed")
+            lost |= dict.fromkeys(counts, "equal on all ranks, and the number of ranks has changed")
         if is_last:
             report(trainer, NOT_RESTORED, lost)
             self.packed = {}

@@ -133,7 +133,9 @@ class Packer:
         if id(value) in self.named:
             return self.refuse(value, place, f"it is {self.named[id(value)]}")
         if value.is_meta or (value.requires_grad and value.is_leaf):
-            return self.refuse(value, place, "a tensor without values, or one that requires grad")
+            return self.refuse(
+                value, place, "a tensor without values, or a tensor that requires grad"
+            )
         self.spend(value.nbytes)
         data = value.detach().to("cpu", copy=True)
         return data if value.device.type == "cpu" else self.marked(Tensor, data)

@@ -33,7 +33,7 @@ SETTINGS_LEFT_OUT = (
 OBJECTS_LEFT_OUT = (
     "Checkpoints leave out %s. No run can resume from them.\nSave numbers, text, lists, dicts, "
     "arrays or tensors in on_save_checkpoint and state_dict. Or keep objects with "
-    "checkpoint.trusted=true: to resume then executes code that the file names."
+    "checkpoint.trusted=true: resuming then executes code that the file names."
 )
 
 

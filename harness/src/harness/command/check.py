@@ -90,7 +90,10 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
             place = _place(command, files, name)
             if place.startswith(f"{name}="):  # typed
                 hint = f"\n{CHECKPOINT}" if name == "checkpoint" else ""
-                raise UserError(f"{place}{name} has keys. Set one: {name}.<key>=<value>.{hint}")
+                raise UserError(
+                    f"{place}{name} is a group of keys. Set one of its keys: "
+                    f"{name}.<key>=<value>.{hint}"
+                )
             raise UserError(
                 f"{place}{name} has the value {cfg[name]}, but takes keys. Write each key on a "
                 "line of its own, indented, with a space after its colon."
@@ -118,10 +121,10 @@ def _check_entries(command: Command) -> None:
         if node and not (OmegaConf.is_dict(node) and "_target_" in node):
             raise UserError(
                 f"{key} has no _target_, the class to build. Add "
-                f"+{key}._target_=<package>.<module>.<class>, or leave it out."
+                f"+{key}._target_=<package>.<module>.<class>, or leave out {key}."
             )
         if node and node.get("_partial_"):
-            raise UserError(f"{key}._partial_=true builds no {key}. Leave _partial_ out.")
+            raise UserError(f"{key}._partial_=true does not build {key}. Leave out _partial_.")
 
 
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:
@@ -171,7 +174,9 @@ def _check_overrides(command: Command, values: dict[str, Any]) -> None:
         if name == "run_dir":
             raise UserError("The run sets run_dir: use output_dir=<folder> and name=<name>.")
         if value.lower() in ("yes", "no", "on", "off"):  # strings, which are true in Python
-            raise UserError(f"{override}: write true or false; a text is \"{name}='{value}'\".")
+            raise UserError(
+                f"{override}: write true or false. For a text, write \"{name}='{value}'\"."
+            )
         if name == "output" and command.task == "predict":
             output = Path(command.cfg.output)
             if output.suffix != ".csv" or output.exists():
@@ -179,7 +184,9 @@ def _check_overrides(command: Command, values: dict[str, Any]) -> None:
                 raise UserError(f"output={output} {reason}. Use another name, output=<name>.csv.")
         is_of_sweep = name.partition(".")[0] == "sweep" and command.task == "train"
         if is_of_sweep and not command.is_sweep:
-            raise UserError(f"{override} is a setting of a sweep: python train.py -m {override} …")
+            raise UserError(
+                f"{override} is a setting of sweeps. Add -m: python train.py -m {override} …"
+            )
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -38,8 +38,9 @@ def check_devices(cfg: DictConfig) -> None:
     num_started = launch_checks.num_extra_processes(trainer) + 1
     if on_cpu and num_started > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
         raise UserError(
-            f"trainer.devices={devices} starts {num_started} processes on {num_cores} cores, which "
-            f"would take minutes to import torch.\nUse trainer.devices={max(2, num_cores)} or less."
+            f"trainer.devices={devices} starts {num_started} processes on {num_cores} cores. "
+            f"Their imports of torch would take minutes.\nUse trainer.devices={max(2, num_cores)} "
+            "or less."
         )
     num_workers = OmegaConf.select(cfg, "data.num_workers")
     if isinstance(num_workers, int) and num_workers > max(32, MOST_PER_CORE * num_cores):
@@ -89,8 +90,9 @@ def check_gpus(cfg: DictConfig) -> None:
             raise UserError(f"gpus.min_free_gib={least} needs gpus=emptiest. Add gpus=emptiest.")
     elif OmegaConf.is_list(cfg.trainer.devices) or num_here > 1:
         raise UserError(
-            "gpus=emptiest chooses GPUs in one process: use trainer.devices=<number>, and start it "
-            "without torchrun or srun.\nOr leave it out, and name GPUs with CUDA_VISIBLE_DEVICES."
+            "gpus=emptiest chooses GPUs in one process. Use trainer.devices=<number>, and start "
+            "the command without torchrun or srun.\nOr leave out gpus=emptiest, and name GPUs "
+            "with CUDA_VISIBLE_DEVICES."
         )
     elif cfg.trainer.accelerator in ("cpu", "mps"):
         raise UserError(

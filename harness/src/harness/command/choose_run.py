@@ -48,7 +48,7 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
     with run_folder.choosing(parent) if is_auto else nullcontext():
         found = find(command) if command.task == "train" else None
         if found is None and is_auto:
-            print_text(f"There is no run in {parent} to resume: a new one starts.")
+            print_text(f"There is no run in {parent} to resume: a new run starts.")
             cfg.resume = None
             check_init(cfg)
         run_dir = found or Path(command.sweep_dir or run_folder.make(parent, launcher().job))
@@ -174,8 +174,8 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
             )
     if refused:
         raise UserError(
-            f"The run in {run_dir} cannot be resumed with {join_first(refused)}.\n"
-            "Leave that out to resume it. To start another run from its weights, type "
+            f"The run in {run_dir} cannot be resumed with {join_first(refused)}.\nLeave out these "
+            "overrides to resume the run. To start another run from its weights, type "
             f"init={display_path(run_dir)} in place of resume."
         )
     # The number of machines and processes is that of this command, overridden or not.
@@ -241,8 +241,9 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     if last_resume is not None or any(os.path.lexists(trace) for trace in traces):
         raise UserError(
-            f"The run in {run_dir} has had checkpoints, but {folder} has no complete one.\n"
-            "Restore one from a backup, or use resume=null to start another run."
+            f"The run in {run_dir} has saved checkpoints, but {folder} has no complete "
+            "checkpoint.\nRestore a checkpoint from a backup, or use resume=null to start "
+            "another run."
         )
     where = f"The run in {run_dir} was stopped before its first checkpoint"
     print_text(f"{where}: it starts again at step 0.", sys.stderr)

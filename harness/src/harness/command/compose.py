@@ -117,8 +117,9 @@ def refuse_trust_of_files(
         is_granted = key in rules["trusted"] or key in map(key_of, overrides)
         if OmegaConf.select(cfg, key) and not is_granted:
             raise UserError(
-                f"{key} is true in {place}, which may be a stranger's. If you trust what it reads, "
-                f"type {key}=true\nin this command, or write trusted: [{key}] in conf/rules.yaml."
+                f"{key} is true in {place}, and a stranger may have written this config. If you "
+                f"trust the files that this run reads, type {key}=true\nin this command, or write "
+                f"trusted: [{key}] in conf/rules.yaml."
             )
 
 
@@ -159,12 +160,15 @@ def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
                 raise UserError(f"{override} is a setting of Lightning 1. Use {today}.")
         group = key.replace(".", "/")
         if "." in key and group in groups and re.fullmatch(r"(?!null$)[a-z_]\w*", value):
-            raise UserError(f"{override}: {key} has keys. Choose a file of them: {group}={value}")
+            raise UserError(
+                f"{override}: {key} is a config group. Choose one of its files: {group}={value}"
+            )
         if task != "train" and name in groups and name not in EVALUATION_GROUPS:
             raise UserError(
-                f"{override}: {task}.py takes the config of the checkpoint's run. Leave it out.\n"
-                f"It takes {', '.join(f'{group}=' for group in EVALUATION_GROUPS)} and single "
-                "keys, such as data.num_workers=4."
+                f"{override}: {task}.py uses the config of the checkpoint's run. Leave out "
+                f"{override}.\n{task}.py takes "
+                f"{', '.join(f'{group}=' for group in EVALUATION_GROUPS)} and single keys, such "
+                "as data.num_workers=4."
             )
         if task == "train" and override in ("experiment=null", "debug=null"):
             continue

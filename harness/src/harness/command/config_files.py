@@ -79,7 +79,7 @@ def check_sizes(folders: Sequence[Path]) -> None:
         except UnicodeDecodeError as error:
             raise UserError(f"{display_path(path)}: {error}. Save the file as UTF-8.") from error
         except ValueError as error:
-            raise UserError(f"{display_path(path)} is no config file: {error}.") from error
+            raise UserError(f"{display_path(path)} is not a config file: {error}.") from error
 
 
 def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) -> None:
@@ -96,9 +96,10 @@ def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) 
             if key in wins and wins[key] != value:
                 raise UserError(
                     f"{display_path(path)} sets {key}: {format_override(value)}, but "
-                    f"{later}={choices[later]} replaces it by {format_override(wins[key])}.\n"
-                    "Remove strategy, devices and accelerator from that file, and choose them by "
-                    "strategy=ddp trainer.devices=2, in the command or in an experiment."
+                    f"{later}={choices[later]} replaces this value by "
+                    f"{format_override(wins[key])}.\nRemove strategy, devices and accelerator "
+                    "from that file, and choose them by strategy=ddp trainer.devices=2, in the "
+                    "command or in an experiment."
                 )
 
 

@@ -70,15 +70,18 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
         return _unknown_key(str(error.__cause__.full_key), task, overrides, conf)
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")
-        form = f"{error.override!r} is not of the form key=value, without spaces, brackets closed."
+        form = (
+            f"{error.override!r} is not of the form key=value. Leave out spaces, and close all "
+            "brackets."
+        )
         is_open = value[:1] == "{" or (value[:1] == "[" and value[-1:] != "]")
         cure = f"\nTo set {key} to this text, type: {quoted_override(key, value)}"
         return form + cure if equals and not is_open else form
     if match := re.match(r"Ambiguous value for argument '(.+?)=(.+)'", str(error)):
         key, value = match.groups()
         return (
-            f"{key}={value} is several values. For a list, type {key}=[{value}]\n"
-            f"For a sweep, type python {task}.py -m {key}={value}"
+            f"{key}={value} has several values. For a list, type {key}=[{value}]\nFor a sweep, "
+            f"type python {task}.py -m {key}={value}"
         )
     if match := re.search(r"In '\w+/\w+': Could not override '\w+@\w+\.\w+'\.", str(error)):
         return match[0] + NO_PACKAGE
@@ -87,8 +90,8 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
     if "Cannot merge DictConfig with ListConfig" in str(error):
         found = re.match(r"In '.+': ", str(error))
         return (
-            f"{found[0] if found else ''}a list stands where keys are needed.\n"
-            "Give each entry a name, such as callbacks: {timer: {_target_: ...}}"
+            f"{found[0] if found else ''}there is a list in the place of keys.\nGive each entry a "
+            "name, such as callbacks: {timer: {_target_: ...}}"
         )
     if "HydraConfig was not set" in str(error):
         place = f"{error.full_key}: " if isinstance(error, OmegaConfBaseException) else ""
@@ -172,7 +175,7 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
     if OmegaConf.is_dict(node) and last.isdigit() and int(last) in node:
         return f"The keys of {parent} are numbers. Write {parent}={{{last}:{value}}}"
     hint = suggest_key(key, cfg, conf)
-    return f"There is no key {key}.{hint}\nTo add a new one, write +{key}={value}."
+    return f"There is no key {key}.{hint}\nTo add a new key, write +{key}={value}."
 
 
 def suggest_key(key: str, cfg: DictConfig, conf: Path) -> str:

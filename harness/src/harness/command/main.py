@@ -181,8 +181,8 @@ def run_task(task: str, frozen: DictConfig) -> None:
 
         line = read_error(error).user_line
         raise UserError(
-            f"{line and f'{line}: '}sys.exit() has ended the run before it was done.\n"
-            "Raise an exception, or set self.trainer.should_stop = True to end the training."
+            f"{line and f'{line}: '}sys.exit() ended the run before the run was complete.\nRaise "
+            "an exception, or set self.trainer.should_stop = True to end the training."
         ) from error
 
 
@@ -236,8 +236,8 @@ def show(task: str, conf: Path, arguments: list[str]) -> None:
         else:
             hint = suggest_key(name, cfg, conf).replace("?", "=<value>?")
         raise UserError(
-            f"{flag} is no flag of {task}.py. Its flags are --help, --cfg job and -m; settings are "
-            f"key=value.{hint}"
+            f"{flag} is not a flag of {task}.py. Its flags are --help, --cfg job and -m; settings "
+            f"are key=value.{hint}"
         )
 
 

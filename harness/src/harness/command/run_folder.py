@@ -129,8 +129,8 @@ def results(run_dir: Path) -> dict[str, float]:
         return {}
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{run_dir / 'results.json'} is damaged: {error}.\n"
-            f"Remove it, and python train.py resume={display_path(run_dir)} tests again."
+            f"{run_dir / 'results.json'} is damaged: {error}.\nRemove the file, and test again: "
+            f"python train.py resume={display_path(run_dir)}"
         ) from error
     return {name: math.nan if value is None else value for name, value in values.items()}
 
@@ -158,13 +158,13 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
     """Return the path of the config of a checkpoint's run; a UserError if either is missing."""
     if not checkpoint.is_file():
         raise UserError(
-            f"checkpoint={checkpoint} is no file. Use checkpoint=<run>, a run's folder, or one of "
-            "its checkpoints, <run>/checkpoints/best.ckpt"
+            f"checkpoint={checkpoint} is not a file. Use checkpoint=<run>, a run's folder, or one "
+            "of its checkpoints, <run>/checkpoints/best.ckpt"
         )
     config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise UserError(
-            f"checkpoint={checkpoint}: there is no {config}, which says how to build its model.\n"
+            f"checkpoint={checkpoint} needs the config of its run, but {config} does not exist.\n"
             "Keep a checkpoint in the checkpoints/ folder of its run."
         )
     for run_dir in {config.parent, checkpoint.absolute().parent.parent}:

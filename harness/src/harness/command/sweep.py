@@ -138,8 +138,8 @@ def _values(override: Override) -> list[str]:
         return [str(override.input_line)]
     if isinstance(override.value(), (Glob, IntervalSweep)):
         raise UserError(
-            f"{override.input_line} is no list of values. Write values, such as 0.001,0.01, or add "
-            "sweep=optuna for an interval."
+            f"{override.input_line} is not a list of values. Write values, such as 0.001,0.01, or "
+            "add sweep=optuna for an interval."
         )
     return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
 
@@ -183,7 +183,7 @@ def _find_sweep(parent: Path, arguments: Sequence[str]) -> Path | None:
     for folder in reversed(run_folder.runs_in(parent)):
         if fixed(run_folder.load_overrides(folder)) == fixed(arguments):
             return folder
-    print_text(f"There is no sweep with these overrides in {parent} to resume: a new one starts.")
+    print_text(f"There is no sweep with these overrides in {parent} to resume: a new sweep starts.")
     return None
 
 

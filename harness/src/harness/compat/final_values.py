@@ -109,7 +109,7 @@ class FinalValues(_LoggerConnector):
             if value.numel() != 1 and is_shown:
                 raise UserError(
                     f"self.log({name!r}, ...) got {value.numel()} values, but it takes one.\n"
-                    "Log each under its own name, for example in on_validation_epoch_end: "
+                    "Log each value under its own name, for example in on_validation_epoch_end: "
                     'for i, value in enumerate(metric.compute()): self.log(f"val/class_{i}", value)'
                 )
             if metric.meta.logger:

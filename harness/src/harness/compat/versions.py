@@ -93,7 +93,8 @@ def check(trainer: pl.Trainer) -> None:
                 getattr(holder, name)
     except AttributeError as error:
         raise UserError(
-            f"{installed}: {error}, without which results would be wrong. Run {install}."
+            f"{installed} cannot be used: {error}. Without this name, results would be wrong. Run "
+            f"{install}."
         ) from error
     if trainer.is_global_zero:
         warn_once(

@@ -55,22 +55,22 @@ def resolve_source(source: str | Path) -> Path:
         raise UserError(f"{path} does not exist.")
     if _SHARD.search(path.name) or _is_one_of_several(path):
         raise CheckpointError(
-            f"{path}: by its name one shard of a network. If the shards are .safetensors, convert "
-            "their folder. Otherwise load all shards with the program that wrote them, and "
-            "torch.save the full state_dict"
+            f"{path} is one shard of a network, judging by its name. If the shards are "
+            ".safetensors, convert their folder. Otherwise load all shards with the program that "
+            "wrote them, and torch.save the full state_dict"
         )
     if (path / ".metadata").is_file():
         raise CheckpointError(
-            f"{path}: a folder of torch.distributed.checkpoint. If you trust it, turn it into a "
-            "file and convert that: "
-            f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE"
+            f"{path} is a folder of torch.distributed.checkpoint. If you trust its source, turn "
+            "the folder into a file, and convert that file: python -m "
+            f"torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE"
         )
     if path.is_file() or shards_in(path):
         return path
     if best := best_checkpoint(path):
         return best
     raise CheckpointError(
-        f"{path}: neither a checkpoint file, nor a folder of a run or of all shards; name a file"
+        f"{path} is neither a checkpoint file, nor a folder of a run or of all shards. Name a file"
     )
 
 
@@ -138,7 +138,7 @@ class Checkpoint(ExitStack):
         for file, before in self._files:
             now = os.fstat(file.fileno())
             if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                raise CheckpointError("changed while it was read; convert it again")
+                raise CheckpointError("the file changed while it was read. Convert it again")
 
     def _read(self, path: Path) -> tuple[str, Any]:
         """Open and read a file. All later reads use this descriptor, even if the path changes."""
@@ -154,8 +154,8 @@ class Checkpoint(ExitStack):
         if head.startswith(b"PK\x03\x04"):
             return "torch.save", _read_zip(file, status.st_size, self.budget)
         raise CheckpointError(
-            "no checkpoint, or damaged: neither safetensors nor the zip file that torch.save "
-            f"writes since torch 1.6; it begins with {head!r}"
+            "the file is not a checkpoint, or is damaged. It is neither safetensors nor a zip "
+            f"file of torch.save (torch 1.6 or newer), and begins with {head!r}"
         )
 
 
@@ -176,11 +176,13 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
     infos = {entry.filename.partition("/")[2]: entry for entry in entries}
     if "data.pkl" not in infos or "constants.pkl" in infos or len(infos) != len(entries):
         raise CheckpointError(
-            "a zip file, but not one of torch.save; TorchScript files hold a program: torch.save "
-            "the state_dict instead"
+            "the zip file is not from torch.save. If it is from TorchScript, save its state_dict "
+            "with torch.save instead"
         )
     if any(info.compress_type or info.compress_size != info.file_size for info in entries):
-        raise CheckpointError("zipped again with compression; unzip it, then `zip -0 -r` it")
+        raise CheckpointError(
+            "the file was zipped again with compression. Unzip it, and zip it without: zip -0 -r"
+        )
     if sum(info.file_size for info in entries) > size:
         raise CheckpointError("truncated, or damaged: its entries are larger than the file")
     # torch.serialization.set_crc32_options(False) leaves every checksum zero.
@@ -205,7 +207,9 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
         return found
 
     if "byteorder" in infos and os.pread(file.fileno(), 3, record("byteorder").offset) != b"lit":
-        raise CheckpointError("saved on a big-endian machine; save it as .safetensors there")
+        raise CheckpointError(
+            "the file was saved on a big-endian machine. Save it as .safetensors there"
+        )
     pickled = record("data.pkl")
     check(pickled, "data.pkl")
     file.seek(pickled.offset)

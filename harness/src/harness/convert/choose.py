@@ -61,8 +61,8 @@ def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -
         where = "a usual entry" if key is None else f"--key {key!r}"
         listed = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
         raise CheckpointError(
-            f"no weights at {where}; the file has the entries {listed}. Choose one with "
-            "--key NAME, or with --key OUTER.INNER if it is nested"
+            f"there are no weights at {where}. The file has the entries {listed}. Choose one of "
+            "them with --key NAME, or with --key OUTER.INNER if it is nested"
         )
     state = _state(found, budget)
     new_names, name_notes = rename(state, prefix, "pytorch-lightning_version" in entries, ema)
@@ -71,7 +71,7 @@ def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -
         _put(chosen, old, value, new_names.get(old), budget)
     if not chosen.tensors:
         raise CheckpointError(
-            f"{chosen.key} holds no tensor; choose others with --key NAME or --prefix NAME"
+            f"{chosen.key} holds no tensor. Choose other weights with --key NAME or --prefix NAME"
         )
     chosen.left_out = list(dict.fromkeys(chosen.left_out))
     return chosen
@@ -90,7 +90,8 @@ def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budge
         )
     elif _holds_weights(value, budget) and not old.endswith("_extra_state"):
         raise CheckpointError(
-            f"{chosen.key} holds tensors, and {old} in it holds more; choose with --key NAME"
+            f"{chosen.key} holds tensors, and its entry {old} holds further tensors. Choose with "
+            "--key NAME"
         )
     else:
         chosen.left_out.append(f"{old} (not a tensor)")
@@ -183,7 +184,7 @@ def _is_state(value: Any, budget: Budget) -> bool:
 def _state(value: Any, budget: Budget) -> dict[str, Any]:
     """Return a value's tensors and other entries by their names."""
     if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
-        raise CheckpointError("a state_dict with keys that are not text; save it with names")
+        raise CheckpointError("the state_dict has keys that are not text. Save it with names")
     state = _module_state(value, budget) if isinstance(value, Inert) else dict(_items(value))
     num_parts = sum(name.count(".") for name in state)
     budget.spend(Budget.NAME * len(state) + Budget.PART * num_parts)
@@ -261,7 +262,7 @@ def rename(
         beginnings = ", ".join(
             islice(dict.fromkeys(path[0] for path in paths.values()), _MAX_SHOWN)
         )
-        raise CheckpointError(f"no tensor is named {prefix}.*; the names begin with {beginnings}")
+        raise CheckpointError(f"no tensor is named {prefix}.*. The names begin with {beginnings}")
     return {name: new for new, name in old_names.items()}, notes
 
 

@@ -119,9 +119,9 @@ class LocalBatchCounts:
         local_size, global_size = self.counts(batch_idx)
         if not global_size:
             raise UserError(
-                f"{self.name}: the loader yields more batches than its batch_sampler, so the ranks "
-                "cannot split them.\nYield one batch for each of the batch_sampler, or use one "
-                "process."
+                f"{self.name}: the loader yields more batches than its batch_sampler, so the "
+                "ranks cannot split them.\nYield one batch for each batch of the batch_sampler, "
+                "or use one process."
             )
         return local_size * self.num_local_batches / global_size
 

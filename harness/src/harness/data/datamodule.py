@@ -150,8 +150,8 @@ class DataModule(pl.LightningDataModule):
         if num_needed > 1 and not trainer.lightning_module.automatic_optimization:
             raise UserError(
                 f"data.max_samples_per_device={self.max_samples_per_device} splits a step into "
-                f"{num_needed} batches, but a module with manual optimisation steps by itself.\n"
-                "Leave it out, or use a smaller data.batch_size."
+                f"{num_needed} batches, but with manual optimisation the module decides when to "
+                "step.\nLeave out data.max_samples_per_device, or use a smaller data.batch_size."
             )
         return max(num_requested, num_needed)
 

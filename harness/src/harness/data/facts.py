@@ -63,7 +63,7 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
         if fact is None:
             kind = type(data).__name__
             reason = "there is no data module" if data is None else f"{kind} has no {name}"
-            raise UserError(f"{key}={value}, but {reason}. Set it: {key}=<value>.")
+            raise UserError(f"{key}={value}, but {reason}. Set a value: {key}=<value>.")
         facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # NumPy or torch
         return facts[name]
 

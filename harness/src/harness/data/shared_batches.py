@@ -123,9 +123,9 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             self.sums.append(checksum(batch, self.sums[-1]))
             if self.expected.pop(step, self.sums[-1]) != self.sums[-1]:
                 log.warning(
-                    "%s draws other batches than before the run was stopped: this epoch may repeat "
-                    "or skip samples. Let it draw from torch's generator, and let each __iter__ "
-                    "start from the beginning.",
+                    "%s draws other batches than before the run was stopped: this epoch may "
+                    "repeat or skip samples. Let the sampler draw from torch's generator, and "
+                    "start from the beginning in each __iter__.",
                     self.name,
                 )
             yield batch

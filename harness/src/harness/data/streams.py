@@ -199,14 +199,14 @@ def share_stream(
     if split == "train" and trainer.accumulate_grad_batches > 1:
         raise UserError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} splits batches, "
-            f"but {name} is a stream, whose batches cannot be split.\n"
-            "Leave it out, and use smaller batches."
+            f"but {name} is a stream, whose batches cannot be split.\nLeave out "
+            "trainer.accumulate_grad_batches, and use smaller batches."
         )
     splitter = data if hasattr(data, "read_part") else loader
     is_splittable = hasattr(splitter, "read_part")
     if num_ranks > 1 and not is_splittable:
         raise UserError(
-            f"{name} is a stream, and each of {num_ranks} processes would read all of it.\n"
+            f"{name} is a stream, and each of {num_ranks} processes would read the whole stream.\n"
             "Give its data set `def read_part(self, part, num_parts)`, which selects the samples "
             "of each process and worker (and does nothing if the stream splits itself), or use "
             "one process."
@@ -216,13 +216,15 @@ def share_stream(
         step = f"{size} samples" if size else f"{num_ranks} of its batches"
         print(
             f"{name} is a stream: each of {num_ranks} processes reads its own part. A step takes "
-            f"{step} over all processes. These samples differ from those of one process.",
+            f"{step} over all processes. The samples of a step are other samples than with one "
+            "process.",
             flush=True,
         )
     elif num_workers > 1 and not is_splittable:
         print(
-            f"{name} is a stream without a read_part, read by {num_workers} workers. If it does "
-            "not split itself, each worker reads all of it: use num_workers=1."
+            f"{name} is a stream without a read_part, read by {num_workers} workers. If the "
+            "stream does not split itself, each worker reads the whole stream. In that case, use "
+            "num_workers=1."
         )
     if is_plain:
         batches = {"batch_size": size, "collate_fn": loader.collate_fn}

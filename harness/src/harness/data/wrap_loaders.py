@@ -54,7 +54,9 @@ def wrap_loaders(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed:
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             wrapped: Any = _wrap_map_loader(loader, trainer, split, name, seed, may_cycle)
         elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-            raise UserError(f"{name} returned a data set: return DataLoader(<it>, batch_size=...).")
+            raise UserError(
+                f"{name} returned a data set. Return DataLoader(<the data set>, batch_size=...)."
+            )
         elif hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"):
             wrapped = share_stream(loader, trainer, split, name, seed)
         else:
@@ -125,8 +127,8 @@ def _batches_of(loader: Any, name: str, is_split: bool) -> tuple[Any, Any]:
         if type(sampler) is not DistributedSampler or type(batches) is not BatchSampler:
             raise UserError(
                 f"{name}: {type(sampler).__name__} splits the samples between processes, but the "
-                "library already splits the batches.\nGive the DataLoader the sampler that it has "
-                "with one process."
+                "library already splits the batches.\nGive the DataLoader the sampler that you "
+                "use with one process."
             )
         undivided: Any = DistributedSampler(loader.dataset, 1, 0, sampler.shuffle, sampler.seed)
         batches = BatchSampler(undivided, batches.batch_size, batches.drop_last)

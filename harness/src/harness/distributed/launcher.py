@@ -47,7 +47,7 @@ class Launcher:
             job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID")
             port = port or str(15000 + (job * 10 + step) % 10000)
         if port and not port.isdigit():
-            raise UserError(f"MASTER_PORT={port} is no number. Set MASTER_PORT=<a free port>.")
+            raise UserError(f"MASTER_PORT={port} is not a number. Set MASTER_PORT=<a free port>.")
         return host or "localhost", int(port or 29500)
 
 

@@ -120,11 +120,13 @@ class Rendezvous:
             return json.loads(self.store.get(key))
         except DistStoreError as error:
             raise UserError(
-                f"No answer from rank {rank} within join_minutes={self.minutes:g}.\n"
-                "Read that rank's output, or set more join_minutes."
+                f"No answer from rank {rank} within join_minutes={self.minutes:g}.\nRead that "
+                "rank's output, or set a larger join_minutes."
             ) from error
         except RuntimeError as error:
-            raise UserError("The process of rank 0 has ended. Read its output.") from error
+            raise UserError(
+                "The process of rank 0 has ended. Read the output of rank 0."
+            ) from error
 
 
 def connect(launcher: Launcher, minutes: float) -> Any:
@@ -167,8 +169,9 @@ def check_equal(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> Non
     for rank, (host, is_hidden, other) in enumerate(processes):
         if are_several and is_hidden:
             raise UserError(
-                f"Rank {rank} on {host} cannot be reached: there, the name {host} stands for a "
-                "local address.\nSet GLOO_SOCKET_IFNAME=<its network interface> on that machine."
+                f"Rank {rank} on {host} cannot be reached, because that machine resolves its name "
+                f"{host} to a local address.\nSet GLOO_SOCKET_IFNAME=<a network interface> on "
+                "that machine."
             )
         if first != other:
             name = min(key for key in {*first, *other} if first.get(key) != other.get(key))

@@ -88,8 +88,8 @@ def _wait_for(rank: int, process: subprocess.Popen[bytes]) -> None:
     # Status 1: the rank has printed its error.
     log.log(
         logging.INFO if status == 1 else logging.ERROR,
-        "The process of rank %d has ended (%s), and the run ends with it.\n"
-        "Use the same command with resume=auto to resume from the last checkpoint.",
+        "The process of rank %d has ended (%s), so the run ends as well.\nUse the same command "
+        "with resume=auto to resume from the last checkpoint.",
         rank,
         signal.Signals(-status).name if status < 0 else f"exit status {status}",
     )

@@ -27,7 +27,7 @@ def cosine(
     assert total_steps is not None
     if not 0 <= final <= 1:
         raise UserError(
-            f"model.scheduler.final={final} must be a fraction of the rate, from 0 to 1."
+            f"model.scheduler.final={final} must be a fraction of the learning rate, from 0 to 1."
         )
     num_warmup = warmup if warmup >= 1 else math.ceil(warmup * total_steps)
     if warmup < 0 or num_warmup != int(num_warmup) or num_warmup >= total_steps > 1:

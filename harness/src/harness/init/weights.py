@@ -79,8 +79,8 @@ def match_tensors(
     sources = {rename_parts(name, init.rename): name for name in stored}
     if len(sources) < len(stored):
         raise UserError(
-            f"init.rename={init.rename} gives two tensors of the file the same name. "
-            "Rename them apart, or choose fewer with init.prefix=<part>."
+            f"init.rename={init.rename} gives two tensors of the file the same name. Give them "
+            "different names, or load only a part of the file with init.prefix=<part>."
         )
     part = best_part({name: stored[source] for name, source in sources.items()}, own)
     in_part = {name: value for name, value in own.items() if is_within(name, [part])}

@@ -108,7 +108,9 @@ def cut(path: Path, num_rows: int) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}. Remove it to resume without it.") from error
+        raise UserError(
+            f"{path} is damaged: {error}. Remove this file to resume without its rows."
+        ) from error
     columns = next(csv.reader(text), [])
     used, num_left, start = set[int](), 0, text.tell()
     for row in islice(csv.reader(text), num_rows):

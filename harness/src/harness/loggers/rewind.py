@@ -44,7 +44,7 @@ class Logs:
         self._cut_table(record["rows"])
         for name in record["events"].keys() - self.earlier.keys():
             log.warning(
-                "The file %s is missing, and with it the curves up to the checkpoint.",
+                "The file %s is missing, so the curves up to the checkpoint are lost.",
                 self.folder / name,
             )
         for name, path in self.earlier.items():
@@ -53,7 +53,11 @@ class Logs:
             elif size <= path.stat().st_size:
                 os.truncate(path, size)
             else:
-                log.warning("%s has lost %d bytes.", path, size - path.stat().st_size)
+                log.warning(
+                    "%s has lost %d bytes that were written before the checkpoint.",
+                    path,
+                    size - path.stat().st_size,
+                )
 
     def _cut_table(self, num_rows: int) -> None:
         """Keep the first rows, and the columns that have a value in them."""

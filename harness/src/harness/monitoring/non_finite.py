@@ -93,9 +93,9 @@ class NonFinite(pl.Callback):
             finding = f"{name} is {values[name]} in epoch {epoch}"
             if checkpoints_by(trainer, name) and name not in self.was_finite:
                 message = (
-                    f"{finding}, the first that was evaluated: no checkpoint could be the best.\n"
-                    f"Check the code that logs {name}, or choose another objective=<name>. "
-                    "To train on regardless, type callbacks.non_finite=null."
+                    f"{finding}, the first evaluation: no checkpoint could be the best.\nCheck "
+                    f"the code that logs {name}, or choose another objective=<name>. To train on "
+                    "regardless, type callbacks.non_finite=null."
                 )
                 if trainer.is_global_zero:
                     log.error(message)
@@ -147,11 +147,13 @@ def consequences(trainer: pl.Trainer, name: str, value: float) -> str:
     text = ""
     for callback in checkpoints_by(trainer, name)[:1]:
         is_best = value == (-math.inf if callback.mode == "min" else math.inf)
-        text = f"Its checkpoint counts as {'the' if is_best else 'no'} best. "
+        text = (
+            f"The checkpoint of this epoch {'becomes' if is_best else 'does not become'} the best. "
+        )
     if any(c.monitor == name and c.check_finite for c in trainer.early_stopping_callbacks):
         text += "Early stopping ends the run. "
     if any(c.reduce_on_plateau and c.monitor == name for c in trainer.lr_scheduler_configs):
-        text += "The plateau schedule counts it as no improvement. "
+        text += "The plateau schedule counts this epoch as no improvement. "
     return text
 
 

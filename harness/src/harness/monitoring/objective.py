@@ -87,7 +87,7 @@ def describe_missing(key: str, monitor: str, metrics: Iterable[str]) -> str:
     # A step's value, a learning rate or a counter is no objective.
     logged = [name for name in metrics if not re.search("^lr-|_step$|^epoch$|^step$", name)]
     hint = suggest(monitor, logged, f"{key}=") or f" Choose one with {key}=<name>."
-    return f"nothing logs {key}={monitor}, but {', '.join(logged) or 'nothing'}.{hint}"
+    return f"nothing logs {key}={monitor}. Logged are: {', '.join(logged) or 'no metrics'}.{hint}"
 
 
 def missing_objective(message: str) -> str | None:

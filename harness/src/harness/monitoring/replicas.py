@@ -23,7 +23,7 @@ UNUSED = (
     "of a GAN, set trainer.strategy.find_unused_parameters=true."
 )
 CAUSES = (
-    "Something changes the model on one rank alone: code under `if rank == 0`, a parameter that "
+    "Some code changes the model on one rank only: code under `if rank == 0`, a parameter that "
     "DDP does not know, or a value that is computed from one rank's data."
 )
 SEVERAL = (
@@ -133,7 +133,7 @@ class Replicas(pl.Callback):
             finds_unused = getattr(trainer.strategy.model, "find_unused_parameters", False)
             unused = [] if finds_unused else without_gradient(pl_module)
             is_manual = not (finds_unused or pl_module.automatic_optimization)
-            text = f"the replicas differ. {first} on rank {ranks} is not that of rank 0"
+            text = f"the replicas differ. {first} on rank {ranks} differs from that of rank 0"
             text += f" ({len(differing)} tensors differ).\n{SEVERAL * is_manual}{CAUSES}"
             text = UNUSED.format(join_first(unused, 3)) if unused else text
             text = f"Step {trainer.global_step}: {text}"

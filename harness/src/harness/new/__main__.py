@@ -37,8 +37,8 @@ def main() -> None:
     kind, name = arguments.kind, arguments.name
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,15}", name) or name in {*keyword.kwlist, *YAML_NAMES}:
         sys.exit(
-            f"{name!r} is no possible name. Use up to 16 lower case letters, digits and "
-            "underscores, such as my_data, and no keyword of Python or YAML."
+            f"{name!r} cannot be a name. Use up to 16 lower case letters, digits and underscores, "
+            "such as my_data, and no keyword of Python or YAML."
         )
     packages = [path.parent.name for path in Path("src").glob("*/__init__.py")]
     if len(packages) != 1 or not Path("conf", "train.yaml").is_file():
@@ -82,8 +82,8 @@ def choice(group: str, *preferred: str) -> str:
     names = sorted(path.stem for path in Path("conf", group).glob("[!_]*.yaml"))
     if not names:
         sys.exit(
-            f"An experiment needs a config in conf/{group}/, and there is none. Write one with "
-            f"python scripts/new.py {group} my_{group}."
+            f"An experiment needs a config in conf/{group}/, but this folder has none. Write a "
+            f"config with python scripts/new.py {group} my_{group}."
         )
     return next((name for name in preferred if name in names), names[0])
 

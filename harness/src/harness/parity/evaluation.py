@@ -126,9 +126,9 @@ class ExactEvaluation(pl.Callback):
             assert self.gathering is not None
             if op == "sum" and self.gathering.has_global:
                 raise UserError(
-                    f"{hook} logs {name} with sync_dist=True, which sums it over the processes, "
-                    "and the lists of the module already hold what all of them have collected.\n"
-                    "Remove sync_dist=True, or log the value in the step."
+                    f"{hook} logs {name} with sync_dist=True, which sums the value over the "
+                    "processes. But the module's lists already hold the values of all "
+                    "processes.\nRemove sync_dist=True, or log the value in the step."
                 )
             logged.complete_epoch(pairs)
             return
@@ -143,14 +143,13 @@ class ExactEvaluation(pl.Callback):
         )
         if not trainer.training:
             raise UserError(
-                f"{problem}: each rank has counted its own samples.\n"
-                "Log it in the step, log a torchmetrics metric, or append what it is "
-                "computed from to a list of the module (self.outputs), which the run gathers. "
-                f"{rank_zero}"
+                f"{problem}: each rank has counted its own samples.\nLog the value in the step, "
+                "log a torchmetrics metric, or append its inputs to a list of the module "
+                f"(self.outputs): the run gathers the lists. {rank_zero}"
             )
         if name not in self.warned and trainer.is_global_zero:
             log.warning(
-                "%s. The log has rank 0's value.\nLog it in the step. %s", problem, rank_zero
+                "%s. The log has rank 0's value.\nLog the value in the step. %s", problem, rank_zero
             )
         self.warned.add(name)
 

@@ -201,12 +201,11 @@ class Gathering:
             shapes = gather(self.trainer, shape_here)
             if any(shape != shapes[0] for shape in shapes):
                 raise UserError(
-                    "self.all_gather needs one shape on all ranks, and they have "
-                    f"{', '.join(map(str, shapes))}.\n"
-                    "In training, the last batch of an epoch may be smaller: give the DataLoader "
-                    f"drop_last=True, and a batch size that is a multiple of {len(shapes)} ranks. "
-                    "In an evaluation, append to a list of the module instead: the run gathers "
-                    "lists at the end."
+                    "self.all_gather needs tensors of one shape on all ranks, but the shapes are "
+                    f"{', '.join(map(str, shapes))}.\nIn training, the last batch of an epoch may "
+                    "be smaller: give the DataLoader drop_last=True, and a batch size that is a "
+                    f"multiple of {len(shapes)} ranks. In an evaluation, append to a list of the "
+                    "module instead: the run gathers lists at the end."
                 )
         return self.original_all_gather(tensor, group=group, sync_grads=sync_grads)
 
@@ -236,9 +235,9 @@ def refuse_gathering_again(hook: str) -> None:
     packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
     if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
         raise UserError(
-            f"{hook} calls torch.distributed, and the lists of the module already hold what all "
-            "processes have collected.\nRemove the call, or use self.all_gather, which returns its "
-            "input here."
+            f"{hook} calls torch.distributed, but the module's lists already hold the values of "
+            "all processes.\nRemove the call, or use self.all_gather, which returns its input "
+            "here."
         )
 
 

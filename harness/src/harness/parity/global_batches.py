@@ -70,7 +70,7 @@ class GlobalBatches(pl.Callback):
             seed_generators(mix_seed(self.seed, epoch))
             made = request()
         if made is None:
-            raise UserError(f"{name} returned None. Return the DataLoader that it makes.")
+            raise UserError(f"{name} returned None. Return the DataLoader.")
         seed = source.seed if isinstance(source, DataModule) else self.seed
         loaders = wrap_loaders(made, trainer, split, name, seed)
         if split == "train" or every:
@@ -126,10 +126,10 @@ class GlobalBatches(pl.Callback):
         self.weight, *other_weights = {s.weight(batch_idx) for s in running} or {1.0}
         if other_weights:
             raise UserError(
-                f"Several loaders give batch {batch_idx} of an epoch, and {trainer.world_size} "
-                "processes cannot share all of them evenly: the sum of their losses has one "
-                f"weight.\nUse batch sizes that are multiples of {trainer.world_size}, with "
-                "drop_last=True, or train with one process."
+                f"Several loaders give batch {batch_idx} of an epoch, but {trainer.world_size} "
+                "processes cannot split all of these batches evenly, and the sum of the losses "
+                "has only one weight.\nUse batch sizes that are multiples of "
+                f"{trainer.world_size}, with drop_last=True, or train with one process."
             )
         if batch_idx == 0 and trainer.world_size > 1:
             check_same_batches(trainer, self.sharing)
@@ -206,7 +206,8 @@ def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
     for sampler, sums in zip(samplers, zip(*gather(trainer, checksums), strict=True), strict=True):
         if len({*sums}) > 1:
             raise UserError(
-                f"{sampler.name} draws other batches in each process, so they cannot share one.\n"
-                "Leave the split by rank out: the library splits each batch over the ranks. Draw "
-                "random numbers from torch, NumPy or random, which are seeded alike on all ranks."
+                f"{sampler.name} draws different batches in each process, so the processes cannot "
+                "split one global batch.\nRemove the split by rank from the sampler: the library "
+                "splits each batch over the ranks. Draw random numbers from torch, NumPy or "
+                "random, which are seeded alike on all ranks."
             )

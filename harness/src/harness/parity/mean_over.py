@@ -166,8 +166,8 @@ class Means:
             if self.trainer.is_global_zero:
                 log.warning(
                     "mean_over got the weight 0 and a loss that is not 0: the loss counts as 0. "
-                    "If it is a sum that is divided by another number than that of its terms, "
-                    "return sum_over(sum, number), from harness."
+                    "If the loss is a sum that is divided by a number other than its number of "
+                    "terms, return sum_over(sum, number), from harness."
                 )
 
     def check(self, loss: Tensor) -> None:
@@ -209,8 +209,8 @@ def check_arguments(loss: Tensor, number: Tensor, given: Tensor | float, name: s
     if loss.numel() != 1 or number.numel() != 1:
         raise UserError(
             f"{name} got a loss of shape {tuple(loss.shape)} and a weight of shape "
-            f"{tuple(number.shape)}.\nGive it one number each: mean_over(mean, weight), or "
-            "sum_over(sum, divisor)."
+            f"{tuple(number.shape)}.\nPass one number for each argument: mean_over(mean, weight), "
+            "or sum_over(sum, divisor)."
         )
     is_on_host = not isinstance(given, Tensor) or given.device.type == "cpu"
     if is_on_host and not given >= 0:

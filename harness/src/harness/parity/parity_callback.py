@@ -136,8 +136,8 @@ class ParityChecks(pl.Callback):
         except Exception as error:  # a bug of the check, or a rank that does not answer
             log.debug("The parity check has failed", exc_info=True)
             found = {
-                "unchecked": "The check of a few samples has failed and is now off: "
-                f"{error}\nThe training continues."
+                "unchecked": f"The parity check has failed, and is now off: {error}\n"
+                "The training continues."
             }
             self.check = None
         self.seconds += time.monotonic() - started

@@ -56,12 +56,12 @@ NUM_VALIDATED = 16  # samples
 MAX_REASON = 300  # characters: torch's errors may have 2,000
 SAME = 1e-9  # relative difference of equal computations
 SHAPES = (
-    "{} gathers tensors of its local batch, whose shapes must be equal on all ranks. The local "
-    "batches of this run are not: it will stop at the first uneven one, the last of an epoch.\n"
+    "{} gathers tensors of its local batch, whose shapes must be equal on all ranks. In this "
+    "run, the last local batches of an epoch have different shapes: the run will stop there.\n"
     "Give the DataLoader drop_last=True, and a batch size that is a multiple of {}."
 )
 NOT_CHECKED = (
-    "It was not checked whether {} trains alike on one device and on several: {}.\n"
+    "The run did not check whether {} trains alike on one device and on several: {}.\n"
     "`python scripts/prove.py` compares whole runs."
 )
 

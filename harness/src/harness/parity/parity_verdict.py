@@ -47,24 +47,25 @@ CURES = {
     f"outputs (B, D) that it compares, z = {ADVICE[OTHER]}, or return {ADVICE[SUM]}, from harness.",
     "accumulated": "Its loss compares samples, or is a function of the whole batch: use "
     "trainer.accumulate_grad_batches=1, and a smaller batch.",
-    "state": "It keeps state that each rank has built from its own samples, such as a bank, a "
-    f"running mean or a table. Gather the values before you store them: {GATHERED}",
+    "state": "The module keeps state that each rank has built from its own samples, such as a "
+    f"bank, a running mean or a table. Gather the values before you store them: {GATHERED}",
     "backward": "backward or on_before_backward changes the gradient on each rank separately. Add "
-    "it to the loss that training_step returns, or change it in on_before_optimizer_step.",
+    "the change to the loss that training_step returns, or make the change in "
+    "on_before_optimizer_step.",
     "hook": "A hook of a parameter changes the gradient on each rank before the average. Change "
     "the gradient in on_before_optimizer_step.",
     "split": "A split call must compute each sample independently. Name another module in "
-    "trainer.strategy.modules, name arguments that are no batch in "
+    "trainer.strategy.modules, name arguments that are not batches in "
     "trainer.strategy.whole_inputs, or use strategy=ddp.",
 }
 TRAINS = "{} does not train alike {}: the gradient of {} differs by {}, {}.\n{}\n" + MORE
 COUNTS = (
-    "{} does not train alike with the split calls of {} and without: each call changes {}, and a "
-    "step makes several calls.\nChange it once a step, in training_step."
+    "{} does not train alike with the split calls of {} and without: each call changes {}, "
+    "and a step makes several calls.\nChange this value once per step, in training_step."
 )
 RANDOM = (
-    "{} draws random numbers in its steps ({}): each {} draws different ones, so the weights "
-    "differ from those of a single process."
+    "{} draws random numbers in its steps ({}): each {} draws different numbers, so the "
+    "weights differ from those of a single process."
 )
 NOT_COMPARED = " Its loss was not compared. Check that it is a mean over samples."
 UNEQUAL = (
@@ -74,7 +75,7 @@ UNEQUAL = (
 )
 LOGGED = (
     "{} logs {} in training, which is not the mean over samples of the values that parts of a "
-    "batch log: {} it differs.\nLog a mean with its batch_size, or a torchmetrics metric."
+    "batch log: {} the value differs.\nLog a mean with its batch_size, or a torchmetrics metric."
 )
 EVALUATES = (
     "{} evaluates with state that each rank has built from its own samples: the ranks log {} of "

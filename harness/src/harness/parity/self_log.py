@@ -231,7 +231,8 @@ class SelfLog:
                 self._warn_once(
                     value.how["name"],
                     "%s was logged for all batches of rank 0 and for none of the other ranks, so "
-                    "it counts only those. Log it on every rank, or with rank_zero_only=True.",
+                    "its value counts only the samples of rank 0. Log the value on every rank, "
+                    "or with rank_zero_only=True.",
                 )
 
     def _values(self) -> dict[str, LoggedValue]:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _prove(options: argparse.Namespace, folder: Path) -> int:
     if options.keep and options.keep.exists():
-        raise UserError(f"--keep {options.keep}: the folder exists already. Name a new one.")
+        raise UserError(f"--keep {options.keep}: the folder exists already. Name a new folder.")
     names = options.strategies.split(",") if options.strategies else ()
     for name in names:
         overrides_of(name)

@@ -99,7 +99,7 @@ class ExperimentRuns:
         values = {each.lstrip("+").partition("=")[0]: each.partition("=")[2] for each in overrides}
         if varied := values.keys() & VARIED:
             raise UserError(
-                f"{min(varied)} is set, but this command sets it for each run. Leave it out; "
+                f"This command sets {min(varied)} for each run. Leave out {min(varied)}, and "
                 'choose strategies with --strategies "ddp(4)".'
             )
         self.precision = values.get("trainer.precision", "64-true")

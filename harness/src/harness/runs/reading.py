@@ -48,14 +48,14 @@ def find(folders: Sequence[Path]) -> Runs:
     runs: dict[Path, dict[str, Any]] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is no folder. Name runs, or folders that contain runs.")
+            raise UserError(f"{folder} is not a folder. Name runs, or folders that contain runs.")
         for path, subfolders, files in os.walk(folder):
             if CONFIG in files:
                 subfolders.clear()  # evaluations in a run's folder are no runs
                 runs.setdefault(Path(path).resolve(), read(Path(path)))
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
     if not runs:
-        raise UserError("There is no run in these folders. Name others, such as outputs/.")
+        raise UserError("There is no run in these folders. Name other folders, such as outputs/.")
     return as_frame([*runs.values()])
 
 
@@ -143,7 +143,7 @@ def _config_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a run's config, and its settings by their full keys."""
     config = untrusted.read_yaml(path)
     if not isinstance(config, dict) or "model" not in config:
-        raise ValueError("it is no config of a run")
+        raise ValueError("it is not the config of a run")
     settings = flatten({key: node for key, node in config.items() if key not in NOT_COMPARED})
     return config, _check_num_names(settings)
 

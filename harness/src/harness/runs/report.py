@@ -42,7 +42,8 @@ def write_report(runs: Runs, path: Path) -> None:
         raise UserError("The report needs plotly: pip install -e '.[report]'") from error
     if path.exists() and GENERATOR.encode() not in path.read_bytes()[:1000]:
         raise UserError(
-            f"{path} exists and is no report of runs. Remove it, or choose another -o FILE."
+            f"{path} exists, but is not a report of runs. Remove the file, or choose another with "
+            "-o FILE."
         )
     write_durably(path, "".join(page_parts(runs)).encode())
 

@@ -87,8 +87,8 @@ class DDPStrategy(strategies.DDPStrategy):
     def _refusal(self, when: str) -> UserError:
         assert self.lightning_module is not None
         return UserError(
-            f"Step {self.lightning_module.global_step}: a hook froze or unfroze parameters {when}, "
-            "so DDP would not average their gradients.\nDo it on every rank in "
-            "on_train_epoch_start, or in on_train_batch_start if batch_idx is a multiple of "
-            "trainer.accumulate_grad_batches."
+            f"Step {self.lightning_module.global_step}: a hook froze or unfroze parameters "
+            f"{when}, so DDP would not average their gradients.\nFreeze and unfreeze on every "
+            "rank in on_train_epoch_start, or in on_train_batch_start if batch_idx is a multiple "
+            "of trainer.accumulate_grad_batches."
         )

@@ -88,8 +88,8 @@ class NodeParallelStrategy(ParallelStrategy):
             names = " or ".join(f"self.{name}(...)" for name in self.modules) or "self(...)"
             raise UserError(
                 f"training_step never called {names}, so only {self.root_device} would compute.\n"
-                "Name the submodule that it calls, as in trainer.strategy.modules=[net], or let "
-                "training_step call self(...)."
+                "Name the submodule that training_step calls, as in "
+                "trainer.strategy.modules=[net], or let training_step call self(...)."
             )
         return output
 

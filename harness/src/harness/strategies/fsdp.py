@@ -29,7 +29,7 @@ from harness.sharded import full_tensor, is_sharded, shard_like
 from .dp import named_submodules
 
 METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
-INSTEAD = "Do it in a hook such as on_train_batch_start, or use strategy=ddp."
+INSTEAD = "Make the change in a hook such as on_train_batch_start, or use strategy=ddp."
 
 
 class FSDPStrategy(DDPStrategy):
@@ -208,7 +208,9 @@ def refuse_changes(unit: nn.Module) -> None:
         is_written = any(norm != after.get(name, norm) for name, norm in before.items())
         if is_written or required != requires_grad():
             change = "writes into parameters" if is_written else "freezes or unfreezes parameters"
-            raise UserError(f"strategy=fsdp: a step {change}, which would be lost. {INSTEAD}")
+            raise UserError(
+                f"strategy=fsdp: a step {change}, and this change would be lost. {INSTEAD}"
+            )
         is_checked |= unit.training
         return output
 

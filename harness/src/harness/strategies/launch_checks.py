@@ -25,9 +25,10 @@ REFUSALS = {  # {0} is the Trainer's settings, {1} the launcher
     "Use strategy=ddp, or leave trainer.sync_batchnorm out.",
     "is dp": "strategy=dp runs on one machine, but trainer.num_nodes={0.num_nodes}.\n"
     "Use strategy=ddp2 for one process per machine, or strategy=ddp for one per device.",
-    "mpi": "{mpi} is set, but not by torchrun or srun.\nStart with one of them, or unset {mpi}.",
+    "mpi": "{mpi} is set, but not by torchrun or srun.\n"
+    "Start the command with torchrun or srun, or unset {mpi}.",
     "is lost": "trainer.num_nodes={0.num_nodes} with NODE_RANK={node}: several machines need a "
-    f"launcher.\nUse torchrun or srun, or set trainer.num_nodes, {', '.join(RENDEZVOUS)} on each.",
+    f"launcher.\nUse torchrun or srun, or set trainer.num_nodes and {', '.join(RENDEZVOUS)}.",
     "torchruns": "There are several torchruns on each machine.\n"
     "Use srun --ntasks-per-node=1 torchrun.",
     "nodes": "trainer.num_nodes={0.num_nodes}, but {1.name} runs on {1.num_nodes} machines.\n"

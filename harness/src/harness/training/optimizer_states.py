@@ -60,9 +60,9 @@ class OptimizerStates(pl.Callback):
 def describe_misfit(checkpoint: Path, reason: str) -> str:
     """Return the message that today's code cannot resume from a checkpoint, and the cure."""
     return (
-        f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\n"
-        "Go back to the code that trained it, or use resume=null to start another run. "
-        "scripts/convert_checkpoint.py gives you the weights for it."
+        f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\nGo back "
+        "to the code that wrote the checkpoint, or use resume=null to start another run. "
+        "scripts/convert_checkpoint.py extracts the weights for that run."
     )
 
 

@@ -174,7 +174,10 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
     is_whole = trainer.strategy.broadcast(trainer.is_global_zero and link_best(best))
     if are_weights_new(trainer):
         if trainer.is_global_zero:
-            log.warning("Hooks have set the weights in on_train_end. The results are of these.")
+            log.warning(
+                "Hooks have set the weights in on_train_end. The results are those of these "
+                "weights."
+            )
         return None
     return best if is_whole else None
 

@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if launcher().has_several_processes:
             raise UserError(
-                "tune measures on one device, but torchrun or srun has started several processes.\n"
-                "Start it without torchrun and srun."
+                "tune measures on one device, but torchrun or srun has started several "
+                "processes.\nStart tune without torchrun and srun."
             )
         command = compose_command("train", options.overrides)
         check(command)
