@@ -109,7 +109,7 @@ def restore_rank_states(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> Non
         logged.zero = logged.zero.to(how["dtype"])  # the dtype of its hook
         logged.reset()
         logged.restore(detached_copy(states, device), has_counts)
-        logs.hand_over(logged)
+        logs.pass_to_lightning(logged)
 
 
 def trackers_in(module: pl.LightningModule) -> dict[str, MetricTracker]:

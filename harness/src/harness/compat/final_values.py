@@ -4,7 +4,8 @@ In: Lightning's calls of its logger connector, at the end of a batch, loader, ep
 Out: final values on the CPU, for Lightning's readers and for ``on_values`` of callbacks.
 
 Lightning has no hook for the moment when values are final. It copies each value to the host
-separately, and repeats a step's value in later rows. Next: ``parity/evaluation.py`` combines the
+separately, and repeats a step's value in later rows. A row has the values that loggers get at once:
+those of a training step or of an evaluation. Next: ``parity/evaluation.py`` combines the
 ranks; then loggers, checkpoints, early stopping and plateau schedules read the values.
 """
 
@@ -49,7 +50,7 @@ class FinalValues(_LoggerConnector):
         super().epoch_end_reached()
 
     def end_train_epoch(self) -> None:
-        """Report the values of a training epoch, of its hooks, and of steps since the last row."""
+        """Report the values of a training epoch and its hooks, and of steps since the last row."""
         self.call("hooks")
         self.copy_to_host(on_step=True)
         self.copy_to_host(on_step=False)
@@ -65,7 +66,7 @@ class FinalValues(_LoggerConnector):
         super().on_epoch_end()
 
     def update_train_step_metrics(self) -> None:
-        """Report the row of a training step, and clear its values for later rows."""
+        """Report the row of a training step, and clear the values for later rows."""
         if not self.ends_row():
             return
         metrics = self.metrics
@@ -128,7 +129,7 @@ class FinalValues(_LoggerConnector):
         return shown
 
     def ends_row(self) -> bool:
-        """Return whether the ending batch completes a training step whose row loggers get."""
+        """Return whether the ending batch completes a training step that gives loggers a row."""
         trainer: Any = self.trainer
         if not trainer.training:
             return False

@@ -1,9 +1,9 @@
 """The metric that Lightning gets in place of each number that is logged.
 
 Lightning keeps logged numbers in a private collection. To combine a step's value over the ranks, it
-adds a collective to each training step. A metric object avoids both: its value can be set just
-before it is read, and its sums can be saved within an epoch. Lightning reads a step's value from a
-private attribute of the metric.
+adds a collective to each training step. A metric object avoids both: the value can be set just
+before Lightning reads it, and the sums can be saved within an epoch. Lightning reads a step's value
+from a private attribute of the metric.
 
 Next: ``parity/self_log.py`` computes the values, ``final_values.py`` decides when they are read,
 and ``checkpoints/logged_values.py`` saves them. Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9;
@@ -31,13 +31,13 @@ class LoggedValue(Metric):
     Args:
         how: the arguments of ``self.log``, with the hook as ``fx``, and ``reduce_fx`` as a string.
         zero: a scalar with the dtype and device of the sums.
-        is_training: whether it is logged in training.
+        is_training: whether the value is logged in training.
     """
 
     def __init__(self, how: dict[str, Any], zero: Tensor, is_training: bool) -> None:
         super().__init__()
         self.how, self.op, self.zero, self.is_training = how, how["reduce_fx"], zero, is_training
-        # torchmetrics' wrappers of these would combine the ranks, which ``SelfLog`` does.
+        # torchmetrics' wrappers of update and compute would combine the ranks, as SelfLog does.
         del vars(self)["update"], vars(self)["compute"]
         self.reset()
 
@@ -58,8 +58,8 @@ class LoggedValue(Metric):
         self.total: Tensor = self.zero + START[self.op]
         self.weight: Number = 0
         self.computed: Tensor | None = None  # the value that Lightning has read
-        self.step = self.batch_idx = -1  # of the last time that it was logged
-        self.shares: list[tuple[Tensor, Number]] = []  # values and weights of that step's batches
+        self.step = self.batch_idx = -1  # when the value was logged last
+        self.shares: list[tuple[Tensor, Number]] = []  # (value, weight) by local batch of step
         self._forward_cache: Any = None  # that step's value; Lightning reads it
         self.is_logged = False  # in this epoch
         self.is_pending = False  # not combined over the ranks yet
@@ -79,13 +79,13 @@ class LoggedValue(Metric):
     def note_step(
         self, value: Tensor, weight: Number, step: int, batch_idx: int, is_further: bool = False
     ) -> None:
-        """Set the running step's value, and keep the value and weight of a batch or a part of one.
+        """Set the running step's value, and keep the value and weight of a local batch.
 
         Args:
-            value: of the batch.
-            weight: of the value in the step's mean.
-            step: in the epoch.
-            batch_idx: in the epoch.
+            value: the value of the local batch.
+            weight: its weight in the step's mean.
+            step: the index of the step in the epoch.
+            batch_idx: the index of the batch in the epoch.
             is_further: whether it is another part of the same batch, from a split call.
         """
         if step != self.step:
@@ -96,7 +96,7 @@ class LoggedValue(Metric):
         self.shares.append((value, weight))
 
     def begin_row(self) -> None:
-        """Set a missing step value to NaN, until ``complete_step`` sets that of all ranks."""
+        """Set a missing step value to NaN, until ``complete_step`` sets the value of all ranks."""
         if self._forward_cache is None:
             self._forward_cache = self.zero + torch.nan
 
@@ -109,7 +109,7 @@ class LoggedValue(Metric):
         self.shares = []
 
     def complete_epoch(self, pairs: list[Pair]) -> None:
-        """Set the epoch's value of all ranks, also if Lightning has read this rank's already."""
+        """Set the epoch's value of all ranks, even if Lightning has read this rank's value."""
         value = reduced(self.op, *merge(self.op, pairs))
         self.total, self.weight = torch.tensor(value, dtype=self.total.dtype), 1
         self.is_pending = False
@@ -127,7 +127,7 @@ class LoggedValue(Metric):
         return {name: getattr(self, name) for name in names} | {"row": self._forward_cache}
 
     def restore(self, states: list[dict[str, Any]], takes_all: bool) -> None:
-        """Restore the state of one or several ranks; without ``takes_all`` only the last row."""
+        """Restore the state of several ranks; without ``takes_all``, only the last step's value."""
         self._forward_cache = states[0]["row"]
         self.is_pending = any(state["is_pending"] for state in states)
         self.step, self.batch_idx = max((state["step"], state["batch_idx"]) for state in states)

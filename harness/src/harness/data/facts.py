@@ -32,8 +32,8 @@ def read_facts(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}. Restore it from a backup.") from error
 
 
-def hand_over(data: Any, run_dir: Path) -> None:
-    """Set the facts that a run's training stored as the facts of a data module."""
+def restore_facts(data: Any, run_dir: Path) -> None:
+    """Give a data module the facts that the training of its run stored."""
     if isinstance(data, DataModule) and (run_dir / FILE).is_file():
         data.facts = read_facts(run_dir)
 

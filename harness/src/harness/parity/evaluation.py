@@ -34,7 +34,7 @@ from harness.data.loaders import flat_loaders
 from harness.distributed.vote import gather
 from harness.errors import UserError
 from harness.parity.gathering import Gathering
-from harness.parity.global_batches import Shares, check_same_batches, shares_of
+from harness.parity.global_batches import BatchSplitter, check_same_batches, splitter_of
 from harness.strategies.sync_batch_norm import SyncBatchNorm
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,9 @@ class ExactEvaluation(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Pass on the batch's number of samples; before padding, save the states of all metrics."""
-        sharing = running_batches(trainer, dataloader_idx)
-        num_samples = None if sharing is None else sharing.num_samples_in(batch_idx)
-        SyncBatchNorm.is_padding = sharing is not None and sharing.is_padding(batch_idx)
+        splitter = running_batches(trainer, dataloader_idx)
+        num_samples = None if splitter is None else splitter.num_samples_in(batch_idx)
+        SyncBatchNorm.is_padding = splitter is not None and splitter.is_padding(batch_idx)
         if SyncBatchNorm.is_padding:
             num_samples = 0
             self.counts_before_padding = [
@@ -68,7 +68,7 @@ class ExactEvaluation(pl.Callback):
             ]
         self.self_log.begin_batch(batch, num_samples, batch_idx, dataloader_idx)
         if self.gathering is not None:
-            self.gathering.begin_batch(sharing, batch_idx, dataloader_idx)
+            self.gathering.begin_batch(splitter, batch_idx, dataloader_idx)
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
@@ -101,8 +101,8 @@ class ExactEvaluation(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the lists that the steps have filled, before the module's own hook reads them."""
         if self.gathering is not None:
-            by_loader = map(shares_of, flat_loaders(evaluated_loaders(trainer)))
-            check_same_batches(trainer, [sharing for sharing in by_loader if sharing is not None])
+            by_loader = map(splitter_of, flat_loaders(evaluated_loaders(trainer)))
+            check_same_batches(trainer, [found for found in by_loader if found is not None])
             self.gathering.gather_lists()
 
     on_test_epoch_end = on_validation_epoch_end
@@ -110,12 +110,14 @@ class ExactEvaluation(pl.Callback):
     def end_epoch(self, trainer: pl.Trainer) -> None:
         """Combine what hooks at the end of an epoch have logged."""
         for logged, by_rank in self.self_log.of_all_processes():
-            self._settle(trainer, logged, by_rank)
+            self._set_final_value(trainer, logged, by_rank)
         if self.gathering is not None:
             self.gathering.has_global = False
 
-    def _settle(self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]) -> None:
-        """Set the value that an epoch-end hook has logged; refuse one that differs by rank.
+    def _set_final_value(
+        self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]
+    ) -> None:
+        """Set the value that an epoch-end hook has logged; refuse a value that differs by rank.
 
         ``by_rank`` has the total and weight of each rank, or None where it has logged nothing.
         """
@@ -159,19 +161,19 @@ def evaluated_loaders(trainer: pl.Trainer) -> Any:
     return trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
 
 
-def running_batches(trainer: pl.Trainer, dataloader_idx: int = 0) -> Shares | None:
+def running_batches(trainer: pl.Trainer, dataloader_idx: int = 0) -> BatchSplitter | None:
     """Return the sampler or stream that splits the running loader's batches over the ranks."""
     loaders = evaluated_loaders(trainer) if trainer.evaluating else trainer.train_dataloader
-    if (only := shares_of(loaders)) is not None:  # the usual case, without a search
+    if (only := splitter_of(loaders)) is not None:  # the usual case, without a search
         return only
     singles = flat_loaders(loaders)
-    return shares_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
+    return splitter_of(singles[dataloader_idx]) if dataloader_idx < len(singles) else None
 
 
 def is_padding(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
-    """Return whether this rank has no sample of the batch, and repeats one to keep in step."""
-    sharing = running_batches(trainer, dataloader_idx)
-    return sharing is not None and sharing.is_padding(batch_idx)
+    """Return whether this rank has no sample of the batch, and computes a sample again."""
+    splitter = running_batches(trainer, dataloader_idx)
+    return splitter is not None and splitter.is_padding(batch_idx)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:

@@ -4,7 +4,7 @@ In an evaluation each rank computes whole batches in turn, and some ranks may ha
 So a collective within a step could wait forever:
 
 - ``self.all_gather`` in such a step returns the tensor itself: the step has a whole batch.
-- A collective of ``torch.distributed`` is refused if some ranks have no batch in this turn.
+- A collective of ``torch.distributed`` is refused if some ranks have no batch at the same time.
 - Lists that the steps fill are gathered once, before the module's epoch-end hook reads them.
 
 In training, a rank without a sample of a batch computes a sample of another rank. The run then
@@ -29,7 +29,7 @@ from harness.compat.processes import NoCollectives
 from harness.data.shared_batches import SharedBatchSampler
 from harness.distributed.vote import gather
 from harness.errors import UserError
-from harness.parity.global_batches import Shares, shares_of
+from harness.parity.global_batches import BatchSplitter, splitter_of
 
 log = logging.getLogger(__name__)
 # Methods of the strategy that ``Gathering`` replaces during a run.
@@ -56,7 +56,7 @@ class Gathering:
         self.lengths: list[dict[ListKey, int]] = []  # of all lists before each step
         self.batch_idx: int | None = None  # of the running training batch; else None
         self.has_global = False  # this rank already has the data of all ranks
-        self.is_alone = False  # other ranks have no batch in this turn
+        self.is_alone = False  # other ranks have no batch while this rank computes its last one
         self.is_padding = False  # this rank has no sample of the training batch
         self.has_warned = False
         self.original_all_gather, *steps = (getattr(trainer.strategy, name) for name in METHODS)
@@ -68,11 +68,13 @@ class Gathering:
         for name in METHODS:
             vars(self.trainer.strategy).pop(name, None)
 
-    def begin_batch(self, sharing: Shares | None, batch_idx: int, dataloader_idx: int) -> None:
+    def begin_batch(
+        self, splitter: BatchSplitter | None, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """Note which batch runs, and which ranks have samples of it.
 
         Args:
-            sharing: the sampler or stream that splits the batches over the ranks.
+            splitter: the sampler or stream that splits the batches over the ranks.
             batch_idx: as Lightning counts it on this rank.
             dataloader_idx: of the loader.
         """
@@ -84,12 +86,12 @@ class Gathering:
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
         self.has_global = self.is_alone = False
-        self.is_padding = is_training and sharing is not None and sharing.is_padding(batch_idx)
-        if not is_training and isinstance(sharing, SharedBatchSampler) and sharing.is_round_robin:
+        self.is_padding = is_training and splitter is not None and splitter.is_padding(batch_idx)
+        if not is_training and isinstance(splitter, SharedBatchSampler) and splitter.is_round_robin:
             is_last = (
-                len(sharing.totals) <= (batch_idx + 1) * sharing.num_ranks
+                len(splitter.totals) <= (batch_idx + 1) * splitter.num_ranks
             )  # and some ranks have no batch
-            is_split = is_last and (sharing.splits_last or batch_idx == 0)
+            is_split = is_last and (splitter.splits_last or batch_idx == 0)
             self.has_global, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
@@ -212,9 +214,9 @@ class Gathering:
     def _is_even(self) -> bool:
         """Return whether all local batches of this training batch have one size."""
         # With several loaders, each may split its batches unevenly in another way.
-        sharing = None if self.batch_idx is None else shares_of(self.trainer.train_dataloader)
+        splitter = None if self.batch_idx is None else splitter_of(self.trainer.train_dataloader)
         return (
-            isinstance(sharing, SharedBatchSampler) and sharing.weight(self.batch_idx or 0) == 1.0
+            isinstance(splitter, SharedBatchSampler) and splitter.weight(self.batch_idx or 0) == 1.0
         )
 
 

@@ -27,7 +27,7 @@ from harness.parity import mean_over as means
 from harness.strategies.sync_batch_norm import batch_norm_warning
 
 log = logging.getLogger(__name__)
-Shares = SharedBatchSampler | SharedStream
+BatchSplitter = SharedBatchSampler | SharedStream  # splits a loader's batches over the ranks
 
 
 class GlobalBatches(pl.Callback):
@@ -45,7 +45,7 @@ class GlobalBatches(pl.Callback):
         self.seed = seed
         self.start = (0, 0)  # the epoch, and the step in it, where training starts
         self.loaded: list[dict[str, Any]] = []  # state of each loader, from the checkpoint
-        self.sharing: list[Shares] = []  # sampler or stream of each training loader
+        self.splitters: list[BatchSplitter] = []  # of each training loader
         self.made_at: dict[str, int] = {}  # by split: the epoch in which its loaders were made
         self.weight = 1.0
         self.batches_per_step = 1
@@ -81,15 +81,15 @@ class GlobalBatches(pl.Callback):
 
     def begin(self, loaders: Any) -> None:
         """Start the training loaders at the checkpoint's position."""
-        self.sharing = [s for s in map(shares_of, flat_loaders(loaders)) if s is not None]
+        self.splitters = [s for s in map(splitter_of, flat_loaders(loaders)) if s is not None]
         self._restore_loaders()
 
     def _restore_loaders(self) -> None:
         """Move the loaders to the start; refuse settings that would give other batches."""
-        saved_by_loader = [*self.loaded, *[{}] * len(self.sharing)]
-        for sharing, saved in zip(self.sharing, saved_by_loader, strict=False):
-            sharing.start_at(*self.start, saved)
-            settings = sharing.settings()
+        saved_by_loader = [*self.loaded, *[{}] * len(self.splitters)]
+        for splitter, saved in zip(self.splitters, saved_by_loader, strict=False):
+            splitter.start_at(*self.start, saved)
+            settings = splitter.settings()
             for name, before in saved.get("settings", {}).items():
                 if settings.get(name) != before:
                     raise UserError(
@@ -97,7 +97,7 @@ class GlobalBatches(pl.Callback):
                         f"{settings.get(name)}: the batches would differ.\n"
                         "Resume with the data and settings of that run, or start a new run."
                     )
-        self.loaded = [] if self.sharing else self.loaded
+        self.loaded = [] if self.splitters else self.loaded
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let ``mean_over`` and ``sum_over`` weight losses."""
@@ -121,8 +121,8 @@ class GlobalBatches(pl.Callback):
             log.warning("%s", warning)
             self.has_warned = True
         self.has_trained = True
-        is_only = len(self.sharing) == 1  # of several loaders, some may have ended
-        running = [s for s in self.sharing if is_only or s.counts(batch_idx)[1]]
+        is_only = len(self.splitters) == 1  # of several loaders, some may have ended
+        running = [s for s in self.splitters if is_only or s.counts(batch_idx)[1]]
         self.weight, *other_weights = {s.weight(batch_idx) for s in running} or {1.0}
         if other_weights:
             raise UserError(
@@ -132,7 +132,7 @@ class GlobalBatches(pl.Callback):
                 f"{trainer.world_size}, with drop_last=True, or train with one process."
             )
         if batch_idx == 0 and trainer.world_size > 1:
-            check_same_batches(trainer, self.sharing)
+            check_same_batches(trainer, self.splitters)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -153,7 +153,7 @@ class GlobalBatches(pl.Callback):
         """Refuse samplers that have drawn different batches on different ranks."""
         self.means.warn_of_lost()
         if trainer.world_size > 1:
-            check_same_batches(trainer, self.sharing)
+            check_same_batches(trainer, self.splitters)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise if the run should have trained, and the loader gave no batch."""
@@ -170,7 +170,7 @@ class GlobalBatches(pl.Callback):
     ) -> None:
         """Save the position and state of the loaders."""
         position = position_in(checkpoint, self.batches_per_step)
-        checkpoint["loaders"] = [s.state_at(*position) for s in self.sharing]
+        checkpoint["loaders"] = [s.state_at(*position) for s in self.splitters]
         checkpoint["loaders_made_at"] = dict(self.made_at)
 
     def on_load_checkpoint(
@@ -186,15 +186,15 @@ class GlobalBatches(pl.Callback):
         self._restore_loaders()  # if a user's hook has requested them before
 
 
-def shares_of(loader: Any) -> Shares | None:
+def splitter_of(loader: Any) -> BatchSplitter | None:
     """Return the sampler or stream that splits a loader's batches over the ranks, or None."""
-    sharing = getattr(loader, "batch_sampler", None)
-    return sharing if isinstance(sharing, Shares) else None
+    splitter = getattr(loader, "batch_sampler", None)
+    return splitter if isinstance(splitter, BatchSplitter) else None
 
 
-def check_same_batches(trainer: pl.Trainer, sharing: list[Shares]) -> None:
+def check_same_batches(trainer: pl.Trainer, splitters: list[BatchSplitter]) -> None:
     """Refuse, on every rank, samplers that draw different batches on different ranks."""
-    samplers = [s for s in sharing if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
+    samplers = [s for s in splitters if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
     if not samplers:
         return
     # A rank with workers has drawn ahead: compare only the batches that all ranks have drawn.

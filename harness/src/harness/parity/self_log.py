@@ -3,8 +3,8 @@
 In: the values that a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning
 treats as a torchmetrics metric. Out: values of steps and epochs, over all ranks and accumulated
 batches. Logging calls no collective: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
-``of_all_processes`` before Lightning reads. Next: ``checkpoints/logged_values.py`` saves it in
-mid-epoch.
+``of_all_processes`` before Lightning reads the values. Next: ``checkpoints/logged_values.py`` saves
+the values of an epoch that has not ended.
 """
 
 import inspect
@@ -46,19 +46,21 @@ class SelfLog:
 
     A mean weights each value by the samples of the local batch, or by ``batch_size`` of ``log``. An
     epoch is combined once, at its end; a training step only if a logger or scheduler reads it. If
-    some ranks have not logged a value, they log it then, with weight 0.
+    some ranks have not logged a value, they log the value then, with weight 0.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
         self.logged: dict[str, LoggedValue | LoggedMetric] = {}  # in the order of logging
-        self.batch: Any = None  # the running one
-        self.num_samples: int | None = None  # in it; 0 if padding, None if not counted yet
+        self.batch: Any = None  # the running batch
+        self.num_samples: int | None = None  # in this batch; 0 if padding, None if not counted
         self.batch_idx = self.dataloader_idx = 0
         self.num_seen = 0  # samples of the running loader
         self.step: int | None = None  # in the epoch, while a training batch runs; else None
         self.is_split = False  # whether several ranks or accumulated batches make a step
-        self.known: dict[str, Any] = {}  # arguments of what Lightning has of the running loader
+        self.known: dict[
+            str, Any
+        ] = {}  # log's arguments of values that Lightning has, of this loader
         self.warned: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -114,7 +116,7 @@ class SelfLog:
         elif on_step and self.trainer.world_size == 1:  # ranks share no evaluation steps
             logged.note_step(value.clone(), weight, 0, 0)
         if on_step or not self._is_known(key, passed):
-            self.hand_over(logged)
+            self.pass_to_lightning(logged)
 
     def _is_known(self, key: str, how: dict[str, Any]) -> bool:
         """Return whether Lightning has the value already, and reads it after the loader.
@@ -149,8 +151,8 @@ class SelfLog:
             self.num_samples = 1 if self.batch is None else extract_batch_size(self.batch)
         return self.num_samples
 
-    def hand_over(self, logged: LoggedValue) -> None:
-        """Log a value to Lightning, as if its hook had logged it now."""
+    def pass_to_lightning(self, logged: LoggedValue) -> None:
+        """Pass a value to Lightning, as if its hook had logged it now."""
         logged.is_logged = True
         passed = {name: value for name, value in logged.how.items() if name != "fx"}
         # With ``metric_attribute`` Lightning does not search the module for the metric.
@@ -187,14 +189,14 @@ class SelfLog:
         if not (is_training and self.is_split):
             return
         is_row = row_is_due(trainer) or trainer.fast_dev_run
-        is_read = is_row or any(  # a scheduler reads them
+        is_read = is_row or any(  # a scheduler reads the values
             c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs
         )
         is_step = (self.batch_idx + 1) % int(trainer.accumulate_grad_batches) == 0
         if trainer.is_last_batch or (is_step and is_read):
-            self._complete_rows()
+            self._complete_step_values()
 
-    def _complete_rows(self) -> None:
+    def _complete_step_values(self) -> None:
         values = {key: value for key, value in self._values().items() if value.shares}
         shares = [share for value in values.values() for share in value.shares]
         numbers = iter(floats([number for share in shares for number in share]))
@@ -205,7 +207,7 @@ class SelfLog:
                 pairs = [(number * weight, weight) for number, weight in pairs]
             step_and_pair[key] = (value.step, merge(value.op, pairs))
         for value, by_rank in self._gather(step_and_pair):
-            # Leave out ranks that logged it last in an earlier step.
+            # Leave out ranks that logged the value last in an earlier step.
             latest = max(step for step, _ in filter(None, by_rank))
             pairs = [pair for step, pair in filter(None, by_rank) if step == latest]
             value.complete_step(pairs)
@@ -244,7 +246,7 @@ class SelfLog:
         }
 
     def _gather(self, numbers: dict[str, Any]) -> list[tuple[LoggedValue, list[Any]]]:
-        """Return each value with the numbers of each rank; log here what only other ranks have."""
+        """Return each value with each rank's numbers; log values that only other ranks have."""
         values = self._values()
         by_rank = gather(self.trainer, {k: (values[k].how, pair) for k, pair in numbers.items()})
         result = []
@@ -254,7 +256,7 @@ class SelfLog:
                 value = value or self.new_value(key, how)
                 if self.trainer.training and how.get("on_step") is not False:
                     value.begin_row()
-                self.hand_over(value)
+                self.pass_to_lightning(value)
             result.append((value, [rank[key][1] if key in rank else None for rank in by_rank]))
         return result
 

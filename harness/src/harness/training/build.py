@@ -102,7 +102,7 @@ def make_data(cfg: DictConfig) -> Any:
             write_yaml(Path(cfg.run_dir, facts.FILE), json.dumps(filled, indent=2) + "\n")
         return data
     run_dir = training_folder(cfg)
-    facts.hand_over(data, run_dir)
+    facts.restore_facts(data, run_dir)
     facts.fill_in(cfg, data, run_dir)
     return data
 

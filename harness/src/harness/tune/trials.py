@@ -159,7 +159,7 @@ def fit(
 
         def make_loaders(trainer: pl.Trainer, source: Any, method: str, request: Any) -> Any:
             loaders = make(trainer, source, method, request)
-            global_batches.sharing = []  # a batch of ``Endless`` has no position in an epoch
+            global_batches.splitters = []  # a batch of ``Endless`` has no position in an epoch
             return train_on(loaders) if method == "train_dataloader" else loaders
 
         global_batches.make_loaders = make_loaders  # type: ignore[method-assign]
