@@ -73,7 +73,7 @@ ROWS = [
         mine(b"\xef\xbb\xbf# @package _global_\n")),
     Row("seed=1", "rules.yaml is not valid YAML: 'utf-8'", "", {"rules.yaml": b"# caf\xe9\n"}),
     Row("model=mine", "model has no _target_", "", {"model/mine.yaml": "_Target_: small.Net\n"}),
-    Row("model=mine", "builds no model", "", {"model/mine.yaml": "_target_: a.B\n_partial_: true"}),
+    Row("model=mine", "not build model", "", {"model/mine.yaml": "_target_: a.B\n_partial_: true"}),
     Row("model=mine", "Write mlp, without", "", {"model/mine.yaml": "defaults: [model/mlp]\n"}),
     Row("trainer=mine", "no trainer.num_nodes", "",
         {"trainer/mine.yaml": "_target_: pytorch_lightning.Trainer\nmax_epochs: 3\n"}),

@@ -105,7 +105,7 @@ def test_damaged_checkpoints_and_results_are_told_with_what_to_do(
     results.unlink()
     assert "has no complete checkpoint" in refusal(f"resume={run_copy}")
     assert "is damaged and was skipped" in capsys.readouterr().err
-    assert "Use resume=auto, or one such as" in refusal("resume=nowhere")
+    assert "Use resume=auto, or name a run: resume=" in refusal("resume=nowhere")
 
 
 def test_another_strategy_keeps_nothing_of_the_one_before(saved_run: Callable[..., Path]) -> None:
@@ -155,7 +155,7 @@ def test_run_that_has_lost_its_checkpoints_is_refused(
         config = run_folder.load_config(folder)
         config.resume = "step_3.ckpt"
         run_folder.save_config(config, folder)
-    with pytest.raises(UserError, match="has had checkpoints, but "):
+    with pytest.raises(UserError, match="has saved checkpoints, but "):
         go_on(folder)
 
 

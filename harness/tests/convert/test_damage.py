@@ -110,7 +110,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         )
         assert message.endswith(f"begins with {content!r}")
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
-    assert "it begins with b'\\x80\\x02\\x8a" in refusal(path)
+    assert "begins with b'\\x80\\x02\\x8a" in refusal(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
     assert "the zip file is not from torch.save" in refusal(path)

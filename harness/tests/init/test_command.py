@@ -69,7 +69,7 @@ def test_one_word_a_dict_and_an_experiment_name_keys(weights: Path, tmp_path: Pa
     file.write_text(f"# @package _global_\ninit:\n  path: {weights}\n")
     assert compose("train", words).init.path == str(weights)
     file.write_text(f"# @package _global_\ninit: {weights}\n")
-    with pytest.raises(UserError, match=r"mine.yaml:2: init: .* must be keys"):
+    with pytest.raises(UserError, match=r"mine.yaml:2: init has the value .*, but takes keys"):
         check(compose_command("train", words))
 
 
@@ -78,7 +78,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
 ) -> None:
     for words, said in (
         ("init=wieghts.safetensors", "init.path=wieghts.safetensors does not exist."),
-        ("init=conf", "init.path=conf: neither a checkpoint file, nor a folder"),
+        ("init=conf", "init.path=conf is neither a checkpoint file, nor a folder"),
         ("init=train.py", "init.path=train.py: the file is not a checkpoint, or is damaged"),
         ("init.freeze=[nett]", "init.freeze=['nett']: there is no nett. Did you mean net?"),
         ("init.rename=fc", "init.rename=fc must map names, as in init.rename={fc:head}"),
