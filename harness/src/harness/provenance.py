@@ -204,7 +204,7 @@ def git(
 
 
 def changes(run_dir: Path) -> str | None:
-    """Return one line on how code and packages differ from those of a run's last training.
+    """Return one line on how code and packages differ from those at a run's last training.
 
     Returns:
         ``None`` if they are equal, or if the run has no training on record.

@@ -33,7 +33,7 @@ class Table(SplitDataModule):
         file: the table; ``None`` takes a table of scikit-learn, diabetes patients or tumours.
         target: the column to predict.
         classes: whether the target column names classes; otherwise it has numbers.
-        ignore: columns that are no inputs; tables of predictions contain them.
+        ignore: columns that are not inputs; tables of predictions contain them.
         categories: columns of numbers to treat as categories, such as postal codes.
         missing: texts of a CSV that mean a missing value.
         separator: separator of a CSV; ``None`` takes a comma, or a tab in ``.tsv``.

@@ -67,7 +67,7 @@ class Attributes:
         self.structure = object_structure(trainer)
 
     def record_after_hooks(self, trainer: pl.Trainer) -> None:
-        """Record the digests again after these hooks, and those of samplers, which are new."""
+        """Record the digests again after these hooks, and the digests of the new samplers."""
         values, self.after_hooks = digest_values(trainer)
         samplers = {n: d for n, d in self.after_hooks.items() if n[0].startswith(SAMPLER)}
         self.before_hooks |= samplers
@@ -82,7 +82,7 @@ class Attributes:
         self.packed = {name: node for name, node in packed.items() if name not in refused}
 
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:
-        """Return the changed attributes of all ranks; warn once of those that are not plain."""
+        """Return the changed attributes of all ranks; warn once of values that are not plain."""
         values, digests = digest_values(trainer)
         nodes, lost = self._pack(trainer, values, digests)
         differs_by_rank = set[Name]()
@@ -108,7 +108,7 @@ class Attributes:
     def _pack(
         self, trainer: pl.Trainer, values: dict[Name, Any], digests: dict[Name, Digest]
     ) -> Any:
-        """Return the packed values that may have changed, and reasons for those that are lost."""
+        """Return the packed values that may have changed, and the reason for each lost value."""
         packer, nodes = Packer(named=named_objects(trainer)), dict[Name, Any]()
         lost = {name: "deleted" for name in self.before_hooks if name not in values}
         for name, value in values.items():
@@ -141,7 +141,7 @@ class Attributes:
         self.reported |= {*changed, *lost}
 
     def restore(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
-        """Restore the values of ``keep``; with ``is_last`` warn of those that are lost."""
+        """Restore the values of ``keep``; with ``is_last`` warn of lost values."""
         each, lost = saved["each"], dict[Name, str](saved["lost"])
         is_for_each = len(each) == trainer.world_size
         kept: dict[Name, Any] = copy.deepcopy(each[trainer.global_rank if is_for_each else 0])

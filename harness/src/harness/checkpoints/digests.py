@@ -49,7 +49,7 @@ class Budget(NamedTuple):
 
     num_pickled: float  # bytes of a pickle
     num_bytes: float  # bytes of the tensors and arrays in it
-    num_objects: float  # objects that are no numbers, texts or builtin containers
+    num_objects: float  # objects other than numbers, texts and builtin containers
 
 
 WHOLE = Budget(2**25, 2**26, 50_000)  # for modules and callbacks, which training changes

@@ -38,7 +38,7 @@ def submodules_of(module: nn.Module) -> dict[str, nn.Module]:
 
 def has_attributes(part: nn.Module) -> bool:
     """Return whether training may change attributes of a submodule that its state dict lacks."""
-    kind = type(part)  # wrappers such as MinMaxMetric keep numbers that are no metric states
+    kind = type(part)  # wrappers such as MinMaxMetric keep numbers that are not metric states
     return package(kind) not in FRAMEWORKS or kind.__module__.startswith("torchmetrics.wrappers.")
 
 

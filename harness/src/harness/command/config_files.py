@@ -1,4 +1,4 @@
-"""The config files of a command: those of the user's folder, and those of this library.
+"""The config files of a command, from the user's folder and from this library.
 
 In: the folder ``conf`` and overrides. Out: the config that Hydra composes, the config groups and
 their files, and the rules for checking a command. A user's file replaces the library's file of the
@@ -58,7 +58,7 @@ def hydra_compose(
 
 
 def folders(conf: Path, overrides: Sequence[str]) -> list[Path]:
-    """Return the folder of the config files, and those that ``hydra.searchpath`` adds."""
+    """Return the folder of the config files, and the folders that ``hydra.searchpath`` adds."""
     added = re.findall(r"file://([^,\]\s'\"]+)", " ".join(overrides))
     return [conf, *map(Path, added)]
 
@@ -137,7 +137,7 @@ def choices(conf: Path, group: str) -> list[str]:
 
 
 def rules(conf: Path) -> dict[str, Any]:
-    """Return the library's rules, extended by those of the user's ``rules.yaml``.
+    """Return the library's rules, extended by the rules of the user's ``rules.yaml``.
 
     Raises:
         UserError: if a rule is unknown, or has another type than the library's.

@@ -149,7 +149,7 @@ def _unknown_choice(group: str, choice: str, conf: Path, options: Iterable[str] 
         return f"There is no conf/{group}/{choice}.yaml. Write {name}, without folder and ending."
     if (file := conf / group / f"{choice}.yml").exists():
         return f"{group}={choice}: rename {display_path(file)} to {choice}.yaml."
-    # Hydra has no options for a group that takes a list. Files that begin with _ are no choices.
+    # Hydra has no options for a group that takes a list. Files that begin with _ are not choices.
     names = [name for name in options or choices(conf, group) if not name.startswith("_")]
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."

@@ -57,7 +57,7 @@ DIFFERS_BY_RANK = ("output_dir", "run_dir", "resume", "checkpoint", "output")
 
 
 def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) -> None:
-    """Run ``train``, ``evaluate`` or ``predict`` with ``arguments``, or those of the command line.
+    """Run ``train``, ``evaluate`` or ``predict`` with ``arguments``, or with the command line's.
 
     Raises:
         SystemExit: with a message, for a mistake of the user.
@@ -245,7 +245,7 @@ def help_text(task: str, conf: Path) -> str:
     """Return the text of ``--help``: the config groups of a command and their choices."""
     names = [*FIRST, *sorted(groups(conf) - {*FIRST})] if task == "train" else EVALUATION_GROUPS
     lines = [f"python {task}.py <group>=<choice> <key>=<value> ..."]
-    for name in names:  # files that begin with _ are no choices
+    for name in names:  # files that begin with _ are not choices
         files = [choice for choice in choices(conf, name) if not choice.startswith("_")]
         lines.append(f"  {name:<16} {', '.join(files)}")
     lines.append(

@@ -26,7 +26,7 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
     Args:
         networks: to compile.
         is_split: whether a strategy splits their calls. Then parts have two sizes, and copied
-            parameters, which are no leaves, need code of their own.
+            parameters, which are not leaves, need code of their own.
     """
     from torch._dynamo import config  # takes seconds
 

@@ -170,7 +170,7 @@ def _check_directory(file: BinaryIO, size: int) -> None:
 
 
 def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
-    """Return the object in torch.save's zip: data.pkl, beside one entry of bytes per storage."""
+    """Return the object in data.pkl of torch.save's zip, which has an entry for each storage."""
     _check_directory(file, size)
     entries = zipfile.ZipFile(file).infolist()
     infos = {entry.filename.partition("/")[2]: entry for entry in entries}

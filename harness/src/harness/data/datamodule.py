@@ -75,7 +75,7 @@ class DataModule(pl.LightningDataModule):
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Return the facts that the run's training stored, or else those of ``infer_facts``."""
+        """Return the facts that the run's training stored, or else the facts of ``infer_facts``."""
         return self.infer_facts()
 
     @abstractmethod

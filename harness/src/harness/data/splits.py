@@ -123,7 +123,7 @@ class SplitDataModule(DataModule):
         return ", ".join([str(checksum), *(f"data.{name}={getattr(self, name)}" for name in names)])
 
     def warn_if_changed(self, checksum: int | str) -> None:
-        """Log a warning if the samples or their splits differ from those of the training."""
+        """Log a warning if the samples or their splits differ from the training's."""
         before, now = str(self.facts.get("drawn_from", "")), self.drawn_from(checksum)
         if before not in ("", str(checksum), now):  # earlier versions stored only the checksum
             log.warning(

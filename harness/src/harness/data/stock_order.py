@@ -70,7 +70,7 @@ def checksum(indices: Sequence[Any], before: int) -> int:
     """Return a checksum of a batch's indices, or of other keys, and of the batches before it."""
     try:
         content = array("q", indices).tobytes()
-    except (TypeError, OverflowError):  # keys that are no whole numbers
+    except (TypeError, OverflowError):  # keys that are not whole numbers
         content = repr(indices).encode()
     return zlib.crc32(content, before)
 

@@ -1,7 +1,7 @@
 """Write the predictions of all ranks to one CSV file.
 
 In: the return value of ``predict_step`` for each batch. Out: a table with one row per sample, in
-the data set's order, and a ``.pt`` file for predictions that are no table.
+the data set's order, and a ``.pt`` file for predictions that are not a table.
 """
 
 import io
@@ -57,7 +57,7 @@ class PredictionTable(BasePredictionWriter):
         super().__init__(write_interval="batch")
         self.path = Path(path)
         self.rows: list[Row] = []
-        self.batches: list[dict[str, Any]] = []  # batches that are no table
+        self.batches: list[dict[str, Any]] = []  # batches that are not a table
         self.reason = ""  # why the first of these batches is no table
         self.last_indices: Sequence[int] | None = None
 

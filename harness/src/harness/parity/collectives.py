@@ -47,7 +47,7 @@ class UnequalShapesError(Exception):
 
 
 class TooSmallError(UnequalShapesError):
-    """The gradient of a part of the samples is not finite, although that of all samples is."""
+    """The gradient of a part is not finite, although the gradient of all samples is finite."""
 
 
 class Ranks:

@@ -84,7 +84,7 @@ class ExactEvaluation(pl.Callback):
             batches[-1:] = [batch[:] for batch in batches[-1:]]
 
     def end_batch(self, trainer: pl.Trainer) -> None:
-        """Settle a batch: undo what padding counted, and combine what is read."""
+        """End a batch: undo the counts of padding, and combine the values that are read now."""
         for metric, counts in self.counts_before_padding:
             restore_metric(metric, counts, trainer.strategy.root_device)
         self.counts_before_padding, SyncBatchNorm.is_padding = [], False
@@ -108,7 +108,7 @@ class ExactEvaluation(pl.Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def end_epoch(self, trainer: pl.Trainer) -> None:
-        """Combine what hooks at the end of an epoch have logged."""
+        """Combine the values that hooks at the end of an epoch have logged."""
         for logged, by_rank in self.self_log.of_all_processes():
             self._set_final_value(trainer, logged, by_rank)
         if self.gathering is not None:

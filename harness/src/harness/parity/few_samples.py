@@ -183,7 +183,7 @@ def is_even(sampler: SharedBatchSampler) -> bool:
 
 
 def first_batches(loader: Any) -> list[list[Any]]:
-    """Return those of a loader's first batches that have the most samples."""
+    """Return the batches with the most samples among a loader's first batches."""
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, SharedBatchSampler):
         raise NotCheckedError("its batches come from a stream")

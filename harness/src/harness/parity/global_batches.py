@@ -106,7 +106,7 @@ class GlobalBatches(pl.Callback):
         means.set_counter(self.means.count)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Let ``mean_over`` and ``sum_over`` do what they do outside of training."""
+        """Let ``mean_over`` and ``sum_over`` act as they do outside of training."""
         means.set_counter(None)
 
     on_exception = on_train_end

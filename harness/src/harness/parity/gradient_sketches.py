@@ -105,7 +105,7 @@ def tolerance(eps: float, noise: float = 0.0) -> float:
 
 
 def kind_of(whole: Sketches, parts: Sequence[Sketches], limit: float) -> str:
-    """Return ``SUM``, ``MEAN`` or ``OTHER``: how the parts' gradients make that of the whole.
+    """Return ``SUM``, ``MEAN`` or ``OTHER``: how the parts' gradients make the whole gradient.
 
     Args:
         whole: the gradient of all samples.

@@ -35,7 +35,7 @@ class Mean(Metric):
 
 
 def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
-    """Return whether the loggers get what the training step logs for this batch.
+    """Return whether the loggers get the values that the training step logs for this batch.
 
     Use it to skip ``self.log`` for most batches: it takes a large part of a small network's step.
     """

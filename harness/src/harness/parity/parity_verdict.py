@@ -91,7 +91,7 @@ Findings = dict[str, str]  # messages by "different", "random", "logged", "state
 
 @dataclass
 class RankResult:
-    """The results of a rank: of all samples as a whole, and of its part or parts of them."""
+    """The results of a rank: of all samples as a whole, and of its own parts."""
 
     whole: Result
     part: Result

@@ -238,7 +238,7 @@ class SelfLog:
                 )
 
     def _values(self) -> dict[str, LoggedValue]:
-        """Return the numbers that are to be combined: those without ``rank_zero_only``."""
+        """Return the logged numbers to combine: all without ``rank_zero_only``."""
         return {
             key: value
             for key, value in self.logged.items()

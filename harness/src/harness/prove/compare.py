@@ -40,7 +40,7 @@ PACKAGES = "checkpoints|compat|data|parity|prove|strategies"
 WARNING = re.compile(  # in run.log
     rf"^\d\S+ \S+ WARNING harness\.(?:{PACKAGES})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
-NO_RESULTS = re.compile("^epoch$|^step$|^gpu/")  # columns of metrics.csv that are no results
+NO_RESULTS = re.compile("^epoch$|^step$|^gpu/")  # columns of metrics.csv that are not results
 ANOTHER = " does not train alike "  # the parity check's warning, if a loss is no mean
 
 

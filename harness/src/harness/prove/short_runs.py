@@ -32,7 +32,7 @@ SHORT = (
     "+callbacks.prove._target_=harness.prove.compare.ShortRun",
 )
 HANGS = 124  # exit status of a run that had to be killed, as timeout(1) has it
-NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are no part of an error message
+NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are not part of an error message
 ALONE = "one process"
 STRATEGY = "trainer.strategy."  # the beginning of a strategy's settings
 

@@ -51,7 +51,7 @@ def find(folders: Sequence[Path]) -> Runs:
             raise UserError(f"{folder} is not a folder. Name runs, or folders that contain runs.")
         for path, subfolders, files in os.walk(folder):
             if CONFIG in files:
-                subfolders.clear()  # evaluations in a run's folder are no runs
+                subfolders.clear()  # evaluations in a run's folder are not runs
                 runs.setdefault(Path(path).resolve(), read(Path(path)))
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
     if not runs:

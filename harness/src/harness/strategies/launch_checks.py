@@ -51,7 +51,7 @@ def num_processes(trainer: Any) -> int:
 
 
 def num_extra_processes(trainer: Any) -> int:
-    """Return how many processes each machine needs beside the one that runs the command.
+    """Return how many processes each machine needs besides the one that runs the command.
 
     There is one process per device, but in dp and ddp2 one per machine. Without a launcher the
     command starts them, and each runs the program again.
@@ -89,7 +89,7 @@ def check_apple(trainer: Any) -> None:
 
 
 def check_launcher(trainer: Any, launcher: Launcher) -> None:
-    """Check that the strategy's processes are those that the launcher has started.
+    """Check that the strategy's processes are the processes that the launcher has started.
 
     Raises:
         UserError: they are not, or the strategy cannot run; the message names another setting.

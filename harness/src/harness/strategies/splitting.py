@@ -104,7 +104,7 @@ def join(
 
     Raises:
         UserError: a tensor has another number of rows than its chunk, or the outputs differ in
-            structure or in values that are no tensors.
+            structure or in values that are not tensors.
     """
 
     def join_leaves(*leaves: Any) -> Any:

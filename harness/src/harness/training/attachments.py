@@ -69,7 +69,7 @@ def trainer_plugins(cfg: DictConfig) -> dict[str, Any]:
 
 
 def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.Callback]:
-    """Return the library's callbacks, which come before those of the config."""
+    """Return the library's callbacks, which come before the config's callbacks."""
     is_training = "resume" in cfg
     is_saved = is_training and not cfg.trainer.fast_dev_run
     # GlobalBatches precedes SafePoint, whose on_load_checkpoint requests the loaders.
@@ -146,7 +146,7 @@ class Attachments(pl.Callback):
                 evaluation.gathering = Gathering(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Attach what runs after the hooks of all callbacks, the module and the strategy."""
+        """Attach functions that run after the hooks of all callbacks, the module and strategy."""
         if safe_point := find_callback(trainer, SafePoint):
             stop = safe_point.synchronized_stop = SynchronizedStop(safe_point.vote.group)
             # A resumed run restores its state after hooks that would overwrite it.

@@ -41,7 +41,7 @@ class OptimizerStates(pl.Callback):
         )
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Raise a ``UserError`` if the optimizers do not match those of the checkpoint."""
+        """Raise a ``UserError`` if the optimizers do not match the checkpoint's."""
         current = describe_optimizers(trainer)
         saved, self.saved = self.saved or current, None
         for kind in ("optimizers", "schedules"):

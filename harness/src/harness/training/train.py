@@ -86,7 +86,7 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def predict(cfg: DictConfig) -> None:
-    """Write a checkpoint's predictions to a CSV file; those that are no table to a .pt file."""
+    """Write a checkpoint's predictions to a CSV file, or to a .pt file if they are not a table."""
     trainer, model, data = build(cfg)
     load_weights(model, Path(cfg.checkpoint), trainer.strategy.root_device)  # verified
     if reason := missing_method(["predict_dataloader"], model, data):
