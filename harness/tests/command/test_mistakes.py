@@ -35,7 +35,7 @@ MISTAKES = {
     "strategy": "not of the form key=value",
     "name=cnn(2)": "'name=\"cnn(2)\"'",
     "run_dir=here": "use output_dir=",
-    "callbacks.ema.decay=0.9": "There is no key callbacks.ema without callbacks=ema: add that.",
+    "callbacks.ema.decay=0.9": "no key callbacks.ema without callbacks=ema. Add this override.",
     "data.batch_size=many": "must be a whole number, 1 or more",
     "seed=99999999999": "a whole number, 0 to 4294967295",
     "data.pin_memory=maybe": "true, false or auto",

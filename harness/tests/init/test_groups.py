@@ -62,7 +62,10 @@ def test_schedulers_that_set_rates_keep_the_groups_factors(name: str) -> None:
 def test_what_makes_no_groups_is_refused() -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1)
     for values, said in (
-        ({"lr_factors": {"net.haed": 0.1}}, "there is no net.haed. Did you mean net.head?"),
+        (
+            {"lr_factors": {"net.haed": 0.1}},
+            "no part is named net.haed. Did you mean net.head?",
+        ),
         ({"lr_factors": {"net": 0}}, r"init.freeze=\[net\]"),
     ):
         with pytest.raises(UserError, match=said):

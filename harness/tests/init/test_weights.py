@@ -35,7 +35,7 @@ def test_a_head_of_another_size_is_left_out_when_asked(tmp_path: Path) -> None:
     assert f"fit. net.head.weight {sizes}, net.head.bias is (10,) in the file" in text
     assert "Leave them out with init.leave_out=[net.head], or set init.strict=false." in text
     text = refusal(tmp_path, state, leave_out=["net.haed"])
-    assert text == "init.leave_out=['net.haed']: there is no net.haed. Did you mean net.head?"
+    assert text == "init.leave_out=['net.haed']: no part is named net.haed. Did you mean net.head?"
     module, rows, _ = started(tmp_path, state, leave_out=["net.head"])
     assert rows["fits"] == "7 of the 7 tensors of net"
     assert rows["left out"] == "net.head.weight, net.head.bias"
@@ -94,7 +94,9 @@ def test_names_are_exchanged(tmp_path: Path) -> None:
     assert rows["fits"] == "9 of the 9 tensors of net"
     assert "loaded net.head.weight <- bert.fc.weight" in lines
     assert torch.equal(module.net.head.weight, state["head.weight"])
-    assert "there is no haed. Did you mean head?" in refusal(tmp_path, state, rename={"haed": "a"})
+    assert "no part is named haed. Did you mean head?" in refusal(
+        tmp_path, state, rename={"haed": "a"}
+    )
     names = {"head": "backbone.0"}
     assert "gives two tensors of the file the same name" in refusal(tmp_path, state, rename=names)
 

@@ -43,7 +43,7 @@ def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
         ("Tested", "TrainAndVal", "TrainAndVal has no test_dataloader", "Did you mean objective="),
     ):
         run = train(*words(model, data, f"name={model}"))
-        assert f"No test: {missing}." in told(run)
+        assert f"The run has no test: {missing}." in told(run)
         assert "best.ckpt is the newest checkpoint: nothing logs objective=val/loss" in told(run)
         assert logs in told(run)
         saved: Any = torch.load(run.checkpoint, weights_only=True)

@@ -161,7 +161,7 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
     """Return the message for a key that does not exist, with a similar key or a choice."""
     group, _, name = key.partition(".")
     if name and name.partition(".")[0] in choices(conf, group):
-        return f"There is no key {key} without {group}={name.partition('.')[0]}: add that."
+        return f"There is no key {key} without {group}={name.partition('.')[0]}. Add this override."
     pairs = [override.partition("=") for override in overrides]
     value = next((new_value for name, _, new_value in pairs if name == key), "<value>")
     matching = [name for name in groups(conf) if value in choices(conf, name)]

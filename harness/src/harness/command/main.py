@@ -270,8 +270,8 @@ def print_user_error(error: Exception) -> None:
         exit_with(message, is_immediate="CUDA error" in message or "/dev/shm" in message)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         exit_with(
-            f"{error.filename or 'A file'} was not written: {error.strerror}.\n"
-            "Free space on its disk, and use resume=auto to resume the run."
+            f"{error.filename or 'A file'} was not written: {error.strerror}.\nFree space on its "
+            "disk, and type the command again. A training continues with resume=auto."
         )
 
 

@@ -249,8 +249,8 @@ def _writing() -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename} was not written: {error.strerror}.\nChoose a folder that you may "
-            "write to with output_dir=<folder>, or copy the run there: resume=<copy>."
+            f"{error.filename} was not written: {error.strerror}.\nChoose another folder with "
+            "output_dir=<folder>, or copy the run there: resume=<copy>."
         ) from error
 
 

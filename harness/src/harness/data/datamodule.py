@@ -102,7 +102,10 @@ class DataModule(pl.LightningDataModule):
                     "number, or an IterableDataset."
                 ) from error
             if length == 0:
-                raise UserError(f"The {split} data set of {name} has no samples.")
+                raise UserError(
+                    f"The {split} data set of {name} has no samples. Check what "
+                    f"make_dataset({split!r}) returns."
+                )
         self.datasets[split] = dataset
         return self.datasets[split]
 

@@ -100,5 +100,5 @@ def check_parts(setting: str, parts: Iterable[str], names: Iterable[str]) -> Non
     existing = prefixes(names)
     for part in parts:
         if part not in existing:
-            near = suggest(part, existing) or f" There is {join_first(existing)}."
-            raise UserError(f"{setting}: there is no {part}.{near}")
+            near = suggest(part, existing) or f" The parts are {join_first(existing)}."
+            raise UserError(f"{setting}: no part is named {part}.{near}")

@@ -59,7 +59,7 @@ def train(cfg: DictConfig) -> None:
         best = best_weights(trainer)
         reason = missing_method(TEST, model, data)
         if cfg.test and reason and trainer.is_global_zero:
-            log.warning("No test: %s.", reason)
+            log.warning("The run has no test: %s.", reason)
         if cfg.test and not reason and not trainer.interrupted:
             if best is not None:
                 load_weights(model, best, trainer.strategy.root_device)
