@@ -107,7 +107,7 @@ def test_a_file_of_other_weights_or_of_several_is_refused(tmp_path: Path) -> Non
     assert "Rename parts with init.rename={old:new}, or choose a part of the file with" in text
     both = {"student": network().state_dict(), "teacher": network().state_dict()}
     text = refusal(tmp_path, both)
-    assert "student, teacher. Choose one with init.key=NAME" in text
+    assert "student, teacher. Choose one of them with init.key=NAME" in text
     assert "--" not in text
     module = started(tmp_path, both, key="teacher")[0]
     assert torch.equal(module.net.head.weight, both["teacher"]["head.weight"])

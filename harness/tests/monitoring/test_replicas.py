@@ -124,7 +124,7 @@ def test_first_tensor_and_all_ranks_that_differ_are_named() -> None:
     )
     callback = Replicas()
     callback.first_sums, callback.is_comparing = {}, True
-    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 .*\(2 tensors .*\.\nSomething"):
+    with pytest.raises(TrainingError, match=r"0\.bias on rank 1, 3 .*\(2 tensors .*\.\nSome code"):
         callback.compare(trainer, module)
     module.automatic_optimization = False
     with pytest.raises(TrainingError, match=r"as with a GAN, set .*find_unused_parameters=true"):

@@ -148,7 +148,7 @@ def test_a_sample_that_a_rank_computes_as_padding_is_not_silently_counted() -> N
         in_processes(2, pads, Pads, how, True)
     for how in ("lightning", "torch"):
         in_processes(2, pads, ByHand, how, False)
-    in_processes(2, refused, partial(Pads, "rows"), "they have (1, 1), no sample", (0, 1))
+    in_processes(2, refused, partial(Pads, "rows"), "shapes are (1, 1), no sample", (0, 1))
 
 
 def test_a_value_of_the_first_process_alone_is_told() -> None:
