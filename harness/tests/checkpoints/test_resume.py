@@ -125,7 +125,7 @@ def test_another_format_and_another_data_set_are_refused_and_leave_the_run_as_it
 ) -> None:
     """Version 0.3 wrote no format; its weights are read as ever."""
     before = everything(stopped)
-    with pytest.raises(UserError, match="num_samples=1250, and now it is 1000"):
+    with pytest.raises(UserError, match="num_samples=1250, but this command has num_samples=1000"):
         train(going_on(stopped, 3, "data.num_train=1000"))
     assert {path: path.read_bytes() for path in before} == before
     checkpoint = lookup.path_of(stopped / "checkpoints", 3)
