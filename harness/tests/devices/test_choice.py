@@ -56,7 +56,7 @@ def test_choice_is_among_those_that_are_visible(machine, monkeypatch) -> None:
 
 HOLD = """
 import os, sys, time
-from harness import machine as choice
+from harness import devices as choice
 choice.PREFIX = sys.argv[1]
 taken = choice.lock(sys.argv[2])
 if not os.fork():  # as a data worker, which speaks when it has closed what it inherited
@@ -181,7 +181,7 @@ def test_choice_that_each_process_would_make_is_refused(machine, monkeypatch) ->
 @pytest.mark.gpu
 def test_real_gpu_is_chosen_and_becomes_cuda_0(own_locks: str) -> None:
     code = (
-        "import sys; from harness import machine as choice\n"
+        "import sys; from harness import devices as choice\n"
         "choice.PREFIX = sys.argv[1]; gpu, = choice.choose_emptiest(1)\n"
         "import torch; print(gpu.uuid, torch.cuda.get_device_properties(0).uuid)\n"
         "assert torch.cuda.device_count() == 1"

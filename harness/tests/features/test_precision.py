@@ -7,7 +7,7 @@ import torch
 
 from harness.checkpoints.reading import read
 from harness.command.compose import compose
-from harness.compat import precision
+from harness.training import attachments
 from tests.faults.resume_sweep import COMMON, train
 from tests.strategy_runs import farthest
 
@@ -35,7 +35,7 @@ def test_bf16_clips_with_a_fused_optimizer_as_without(tmp_path: Path) -> None:
 
 
 def test_lightning_still_refuses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else harness/upstream/precision.py is not needed any more."""
-    monkeypatch.setattr(precision, "clip_without_scaler", lambda trainer: None)
+    """Else harness/compat/precision.py is not needed any more."""
+    monkeypatch.setattr(attachments, "clip_without_scaler", lambda trainer: None)
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
         weights(tmp_path, "trainer.gradient_clip_val=0.01")

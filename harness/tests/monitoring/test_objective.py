@@ -20,7 +20,7 @@ def test_an_objective_s_direction_is_that_of_its_name_or_asked_for(tmp_path: Pat
         check(command := compose_command("train", [f"objective={name}"]))
         assert (command.cfg.mode, command.cfg.callbacks.checkpoint.mode) == (mode, mode)
     for word, message in (
-        ("objective=val/iou_loss", "objective=val/iou_loss: add mode, min or max"),
+        ("objective=val/iou_loss", "objective=val/iou_loss: add mode=min if"),
         ("mode=most", "mode=most must be min or max"),
     ):
         with pytest.raises(UserError, match=message):
@@ -42,7 +42,7 @@ STOP = "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping"
         (["objective=val/acuracy", "mode=max"], r"Did you mean objective=val/accuracy\?"),
         (
             [STOP, "+callbacks.stop.monitor=val/lost"],
-            "Early stopping: nothing logs monitor=val/lost, but",
+            "Early stopping: nothing logs monitor=val/lost. Logged are",
         ),
     ],
 )
