@@ -38,8 +38,8 @@ def told(run: Run) -> str:
 
 def test_run_without_a_test_or_the_default_objective_ends_well(words) -> None:
     for model, data, missing, logs in (
-        ("Silent", "TrainOnly", "Silent has no test_step", "val/loss, but nothing"),
-        ("Validated", "TrainAndVal", "Validated has no test_step", "val/loss, but train_loss, v"),
+        ("Silent", "TrainOnly", "Silent has no test_step", "val/loss. Logged are: no"),
+        ("Validated", "TrainAndVal", "Validated has no test_step", "Logged are: train_loss, v"),
         ("Tested", "TrainAndVal", "TrainAndVal has no test_dataloader", "Did you mean objective="),
     ):
         run = train(*words(model, data, f"name={model}"))
