@@ -68,3 +68,8 @@ def test_another_split_or_other_samples_than_in_training_are_told(caplog) -> Non
         data.facts = {"drawn_from": fact}
         data.warn_if_changed(7)
         assert ("may contain samples of the training" in caplog.text) == is_told
+
+
+def test_classes_may_be_a_list() -> None:
+    found, expected = split(classes=CLASSES.tolist()), split(classes=CLASSES)
+    assert all((found[name] == expected[name]).all() for name in expected)

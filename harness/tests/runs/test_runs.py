@@ -137,7 +137,7 @@ def test_runs_that_are_equal_but_for_their_folder_are_both_shown(
     assert {Path(row["best run"]).name for row in found} == {"a", "b"}
     copied(finished_run, tmp_path / "c", ("objective: val/accuracy", "objective: val/loss"))
     assert runs.main(["best", str(tmp_path)]) == 1
-    assert "2 objectives. Add --by METRIC to choose a metric." in capsys.readouterr().err
+    assert "The runs have 2 objectives: " in capsys.readouterr().err
 
 
 def test_difference_is_what_differs_alone(finished_run: Path, tmp_path, capsys) -> None:

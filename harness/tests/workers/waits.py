@@ -33,7 +33,7 @@ COLLECTIVES = ("barrier", "monitored_barrier", "all_gather_object", "broadcast_o
 ENGINE = "_engine_run_backward"
 DATA = "/torch/utils/data/"  # where a loader makes batches
 # Numbers that are asked for only where the device is the CPU.
-ONLY_ON_CPU = {("non_finite.py", "on_before_backward"), ("mean_over.py", "refuse")}
+ONLY_ON_CPU = {("non_finite.py", "on_before_backward"), ("mean_over.py", "check_arguments")}
 PACKAGES = (
     "/torch/",
     "/pytorch_lightning/",

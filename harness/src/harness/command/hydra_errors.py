@@ -22,6 +22,7 @@ from harness.suggestions import SYNONYMS, suggest
 
 # Overrides of Lightning 1 and of scripts from its time, as patterns, and their replacements.
 OLD_KEYS = {
+    r"(trainer\.)?(num_)?gpus=0": "strategy=cpu",
     r"(trainer\.)?(num_)?gpus=[-\[\d].*": (
         "strategy=gpu for one GPU, or strategy=ddp trainer.devices=<number of GPUs>"
     ),

@@ -5,6 +5,7 @@ class or in k folds. Next: a subclass builds its data sets from them.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class SplitDataModule(DataModule):
     def split(
         self,
         num_samples: int,
-        classes: NDArray[Any] | None = None,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
         class_names: list[str] | None = None,
     ) -> dict[str, NDArray[np.int64]]:
         """Return the sorted positions of ``"train"``, ``"val"`` and ``"test"``.
@@ -79,7 +80,7 @@ class SplitDataModule(DataModule):
         rest, seed = np.arange(num_samples), self.split_seed
 
         def split_off(rows: NDArray[Any], size: int) -> Any:
-            stratify = None if classes is None else classes[rows]
+            stratify = None if classes is None else np.asarray(classes)[rows]
             return train_test_split(rows, test_size=size, stratify=stratify, random_state=seed)
 
         try:

@@ -133,7 +133,8 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
     modes: dict[str, str] = dict(runs.frame.select("objective", "mode").drop_nulls().rows())
     if not by and len(modes) != 1:
         raise UserError(
-            f"The runs have {len(modes)} objectives. Add --by METRIC to choose a metric."
+            f"The runs have {len(modes)} objectives: {', '.join(sorted(modes))}.\n"
+            "Add --by METRIC to choose a metric."
         )
     name = by or next(iter(modes))
     is_objective = [*modes] == [name]  # of all runs
