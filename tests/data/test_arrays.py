@@ -32,9 +32,9 @@ def test_arrays_of_classes_and_of_numbers_train(tmp_path: Path) -> None:
 def test_mistakes_are_told_in_lines(tmp_path: Path) -> None:
     inputs = np.ones((20, 3), "float32")
     for arrays, message in (
-        ({"inputs": inputs, "targets": np.arange(19) % 2}, "Targets must be"),
-        ({"inputs": inputs, "targets": np.arange(20) - 1}, "from 0 for classes"),
-        ({"inputs": inputs, "targets": np.array(["a"] * 20)}, "type <U1"),
+        ({"inputs": inputs, "targets": np.arange(19) % 2}, "targets must be integers"),
+        ({"inputs": inputs, "targets": np.arange(20) - 1}, "integers from 0"),
+        ({"inputs": inputs, "targets": np.array(["a"] * 20)}, "the type <U1"),
     ):
         with pytest.raises(UserError, match=message):
             Arrays(**saved(tmp_path, **arrays), batch_size=4).infer_facts()

@@ -157,7 +157,7 @@ def lines(*values: str) -> str:
         (lines(), {"file": "conf"}, "data.file=conf is a folder. Name a CSV or parquet file"),
         (lines(), {"ignore": ["price"]}, "data.ignore=[price] leaves out data.target=price"),
         (lines(), {"target": "prize"}, "no column prize.\nChoose from its columns: a, b, price"),
-        (lines(), {"ignore": ["a", "b"]}, "no input column beside"),
+        (lines(), {"ignore": ["a", "b"]}, "no columns besides"),
         (lines("1,2,x"), {}, "data.target=price has texts such as 'x'"),
         ("a,price\n" + "1,x\n2,y\n" * 20, {}, "For classes use experiment=table_classes"),
         (lines("1,2,3"), {"classes": True}, "cannot be classes"),

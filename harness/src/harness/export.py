@@ -186,8 +186,9 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
         if module is model:
             cure = f"exported(self, {arguments}) that takes only tensors and returns the outputs"
         raise UserError(
-            f"{name} passes these arguments to its network: {', '.join(others)}. Only batches of "
-            f"tensors can be exported.\nGive {name} a method {cure}."
+            f"{name} passes these arguments to its network: {', '.join(others)}. They are not "
+            "tensors with a batch dimension, so they cannot be exported.\n"
+            f"Give {name} a method {cure}."
         )
     return module, inputs
 

@@ -114,7 +114,7 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
     *before, last = read(run_dir).get("starts") or [{}]
     note(run_dir, starts=[*before, last | facts])
     if reason := last.get("no_diff"):
-        log.warning("The record has no diff of the uncommitted changes: %s.", reason)
+        log.warning("record.json names no diff of the uncommitted changes: %s.", reason)
 
 
 @contextmanager

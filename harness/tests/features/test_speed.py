@@ -141,7 +141,7 @@ def test_a_faster_run_follows_the_plain_one(
     states = [read(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (one_process, other)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() <= 1e-9, name
-    is_compiled = "The first call compiles: net" in (other / "run.log").read_text()
+    is_compiled = "Compiled at their first calls: net" in (other / "run.log").read_text()
     assert is_compiled == (switch == "compile")
 
 

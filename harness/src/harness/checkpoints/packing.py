@@ -51,7 +51,7 @@ class Packer:
         self.num_left = math.inf  # bytes that may still be packed
 
     def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> Any:
-        """Add a value that is not plain to ``objects``, and return its packed form."""
+        """List a value in ``objects``, and return ``None``, or the value if ``keeps_objects``."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self.objects.append((place, reason or kind.removeprefix("builtins.")))
         return value if self.keeps_objects else None
@@ -164,7 +164,7 @@ class Unpacker:
         self.unpacked: dict[int, Any] = {}  # by the id of the packed value
 
     def unpack(self, node: Any) -> Any:
-        """Return the value of a node. It reuses the node's lists and dicts."""
+        """Return the value of a node, whose lists and dicts are filled in place."""
         if type(node) in SCALARS:
             return node
         if id(node) not in self.unpacked:

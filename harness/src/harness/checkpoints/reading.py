@@ -52,9 +52,10 @@ def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) 
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Read a checkpoint's weights, and the attributes that training changed, or ``None``.
+    """Return a checkpoint's weights, and the attributes that training changed.
 
-    If the checkpoint holds objects, only its weights are read, and no object is built.
+    If the checkpoint holds objects, only its weights are read, and no object is built. Then, or if
+    it has no attributes, ``None`` takes their place.
 
     Raises:
         KeyError: the checkpoint holds no weights.
@@ -123,10 +124,10 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
         if is_trusted or not holds_objects(path):
             raise
         reason = "it holds objects, and building them executes code that the file names"
-        advice = f"If you trust the file, use checkpoint.trusted=true. Or: {advice}"
+        advice = f"If you trust the file, use checkpoint.trusted=true.\n{advice}"
     else:
         if LEFT_OUT in checkpoint:
-            reason = f"it lacks {checkpoint[LEFT_OUT]}, which is not plain"
+            reason = f"it was saved without {checkpoint[LEFT_OUT]}, whose values are not plain data"
         elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
             reason = "another version of the library wrote it"
         else:

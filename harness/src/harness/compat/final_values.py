@@ -123,7 +123,7 @@ class FinalValues(_LoggerConnector):
 
     @property
     def progress_bar_metrics(self) -> Any:
-        """Numbers for the progress bar, which is drawn now."""
+        """Return the values of the progress bar as Python numbers, which synchronises."""
         shown: Any = super().progress_bar_metrics
         shown.update(zip(shown, floats([*shown.values()]), strict=True))
         return shown

@@ -168,7 +168,7 @@ def running_hook(module: pl.LightningModule) -> str | None:
 
 @contextmanager
 def in_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
-    """Log in this context as if a hook ran."""
+    """Let Lightning attribute ``self.log`` calls in this context to a hook."""
     before, module._current_fx_name = module._current_fx_name, hook
     try:
         yield

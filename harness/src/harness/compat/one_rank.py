@@ -22,13 +22,13 @@ MAKE_SAMPLER = DistributedSampler.__init__
 
 
 def num_ranks(trainer: pl.Trainer) -> int:
-    """Return the real world size, also in a hook that sees 1."""
+    """Return the real world size, even in a hook to which the Trainer reports one rank."""
     with seen_as_it_is(trainer):
         return trainer.world_size
 
 
 def num_devices(trainer: pl.Trainer) -> int:
-    """Return the real number of devices on all nodes, also in a hook that sees 1."""
+    """Return the real number of devices on all nodes, even in a hook that is shown one."""
     with seen_as_it_is(trainer):
         return trainer.num_devices * trainer.num_nodes
 

@@ -47,7 +47,8 @@ def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int,
 def make_loaders(trainer: pl.Trainer, made_at: dict[str, int]) -> None:
     """Make the loaders in ``on_load_checkpoint``, each at the epoch in which the run made it.
 
-    Lightning restores the epoch later. It counts from this epoch when to make the loaders again.
+    Lightning restores the epoch only later. So the epoch is set here while the loaders are made,
+    because ``reload_dataloaders_every_n_epochs`` counts from the epoch in which they were made.
     """
     fit: Any = trainer.fit_loop
     for split, loop in {"train": fit, "val": fit.epoch_loop.val_loop}.items():

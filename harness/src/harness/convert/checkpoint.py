@@ -75,9 +75,10 @@ def resolve_source(source: str | Path) -> Path:
 
 
 def _is_one_of_several(path: Path) -> bool:
-    """Return whether a file is of one rank, by its name and by the same name of other ranks.
+    """Return whether a file is one rank's shard of a network.
 
-    ZeRO-1 and -2 keep all weights in mp_rank_00_model_states.pt, beside the optimizer's shards.
+    Its name then has the rank's number, and the files of other ranks are in the same folder. A
+    single mp_rank_00_model_states.pt, as ZeRO-1 and -2 write it, holds all weights.
     """
     name = _RANK.sub(r"\1", path.name)
     return name != path.name and (

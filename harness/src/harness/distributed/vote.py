@@ -58,7 +58,7 @@ class Vote:
             *result, negative_steps = self.votes.tolist()
             self.num_steps = -negative_steps
         self.steps_left = self.num_steps
-        # The maximum of negative numbers is the fewest steps: those of the slowest rank.
+        # Negated, because MAX then yields the smallest number of steps, that of the slowest rank.
         negative_steps = -min(max(steps_in_time, 1), MOST_STEPS_BETWEEN)
         self.votes = torch.tensor([*values, negative_steps], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)

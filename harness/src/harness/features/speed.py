@@ -55,7 +55,7 @@ class Speed(pl.Callback):
             )
         compile_networks([*found.values()], isinstance(trainer.strategy, NodeParallelStrategy))
         if trainer.is_global_zero:
-            log.info("The first call compiles: %s.", ", ".join(found))
+            log.info("Compiled at their first calls: %s.", ", ".join(found))
 
 
 def networks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

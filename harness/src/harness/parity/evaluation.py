@@ -146,8 +146,8 @@ class ExactEvaluation(pl.Callback):
         if not trainer.training:
             raise UserError(
                 f"{problem}: each rank has counted its own samples.\nLog the value in the step, "
-                "log a torchmetrics metric, or append its inputs to a list of the module "
-                f"(self.outputs): the run gathers the lists. {rank_zero}"
+                "log a torchmetrics metric, or append the data for the value to a list of the "
+                f"module, such as self.outputs. The run gathers such lists. {rank_zero}"
             )
         if name not in self.warned and trainer.is_global_zero:
             log.warning(

@@ -206,8 +206,8 @@ class Gathering:
                     "self.all_gather needs tensors of one shape on all ranks, but the shapes are "
                     f"{', '.join(map(str, shapes))}.\nIn training, the last batch of an epoch may "
                     "be smaller: give the DataLoader drop_last=True, and a batch size that is a "
-                    f"multiple of {len(shapes)} ranks. In an evaluation, append to a list of the "
-                    "module instead: the run gathers lists at the end."
+                    f"multiple of {len(shapes)}, the number of ranks. In an evaluation, append "
+                    "the tensor to a list of the module instead. The run gathers such lists."
                 )
         return self.original_all_gather(tensor, group=group, sync_grads=sync_grads)
 

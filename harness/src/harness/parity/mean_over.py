@@ -166,8 +166,8 @@ class Means:
             if self.trainer.is_global_zero:
                 log.warning(
                     "mean_over got the weight 0 and a loss that is not 0: the loss counts as 0. "
-                    "If the loss is a sum that is divided by a number other than its number of "
-                    "terms, return sum_over(sum, number), from harness."
+                    "If your loss is a sum divided by another count, such as the number of "
+                    "objects, return harness.sum_over(sum, count) instead."
                 )
 
     def check(self, loss: Tensor) -> None:

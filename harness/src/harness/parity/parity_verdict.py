@@ -288,7 +288,7 @@ def differs(
 
 
 def changed(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> list[Any]:
-    """Return the places whose numbers differ."""
+    """Return the keys that both dicts have with equal shapes, and whose numbers differ."""
     common = [place for place in one if place in other and one[place].shape == other[place].shape]
     return [
         place

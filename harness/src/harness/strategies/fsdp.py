@@ -112,7 +112,7 @@ class FSDPStrategy(DDPStrategy):
         if len({*module.parameters()}) > num_parameters:  # torch made two of a tied parameter
             raise UserError(
                 "strategy=fsdp would untie a parameter that two blocks share.\nUse "
-                "trainer.strategy.modules=[] to shard no block separately, or name other modules."
+                "trainer.strategy.modules=[] to shard the model as one unit, or name other modules."
             )
         module.register_load_state_dict_pre_hook(_shard_state)  # type: ignore[no-untyped-call]
 

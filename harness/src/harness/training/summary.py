@@ -143,7 +143,8 @@ def scalar_metrics(trainer: pl.Trainer) -> dict[str, float]:
     others = [name for name, value in metrics.items() if value.numel() != 1]
     if others and trainer.is_global_zero:
         log.warning(
-            "results.json lacks these metrics, which are not one number: %s.", ", ".join(others)
+            "results.json lacks these metrics, which have several values or none: %s.",
+            ", ".join(others),
         )
     return {name: float(value) for name, value in metrics.items() if name not in others}
 

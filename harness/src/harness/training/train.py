@@ -155,7 +155,7 @@ def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> 
 
 
 def best_weights(trainer: pl.Trainer) -> Path | None:
-    """Link ``best.ckpt`` to the run's best checkpoint, and return its path on all ranks.
+    """Link ``best.ckpt`` to the run's best checkpoint; return the checkpoint's path on all ranks.
 
     Returns ``None`` if the test must use the last weights: the run saved no best checkpoint, the
     checkpoint is damaged, or hooks set other weights at the end. The run logs the reason.
