@@ -165,7 +165,7 @@ def test_mistakes_in_the_rules_are_told_in_a_line(tmp_path: Path) -> None:
         "allowed: timm": "must be a list of packages",
         "allowed: ['*']": "must be a list of packages",
         "just text": "has no keys",
-        "allowed: [project": "is no YAML",
+        "allowed: [project": "is not valid YAML",
         "may_chnage: [seed]": "there is no rule may_chnage. Did you mean may_change?",
         "may_change: objective": "may_change: objective must be a list",
         "takes: [mode]": "takes: ['mode'] must be keys with a list each",

@@ -107,7 +107,7 @@ def test_objects_are_told_once_and_nothing_goes_on_without_them(tmp_path: Path) 
     assert "test/loss" in evaluate(run.checkpoint).results
     leave_at(run.folder, 2)
     for more in ((), ("checkpoint.trusted=true",)):
-        with pytest.raises(UserError, match="cannot be resumed: it lacks") as refusal:
+        with pytest.raises(UserError, match="cannot be resumed: it was saved without") as refusal:
             train(f"resume={run.folder}", *more)
         assert "trusted" not in str(refusal.value)  # it would not help
 

@@ -103,8 +103,8 @@ def by_hand(rank: int) -> dict[str, str]:
 
 # Differences of one host, as arguments of ``Host.start``, and the printed message.
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
-    "settings": ({}, {"overrides": ["seed=9"]}, ("Rank 1 on host2", "seed=9")),
-    "code": ({}, {"seen": {CODE: "mlp.py"}}, ("Rank 1 on host2", "another code")),
+    "settings": ({}, {"overrides": ["seed=9"]}, ("Rank 1 .host2.", "seed=9")),
+    "code": ({}, {"seen": {CODE: "mlp.py"}}, ("Rank 1 .host2.", "differ in code")),
     "address": ({"environment": by_hand(0)}, {"environment": by_hand(1)}, ("nowhere",)),
     "disk": ({}, {"seen": {"outputs": "own"}}, ("host2 does not see",)),
     # As Debian names a machine in its own /etc/hosts.

@@ -57,7 +57,7 @@ def test_a_loss_that_the_weight_0_takes_away_is_told_once(caplog) -> None:
         mean_over(torch.ones(()), 0)
         process.warn_of_lost()
     (record,) = caplog.records
-    assert "return sum_over(sum, number)" in record.getMessage()
+    assert "sum_over(sum, count)" in record.getMessage()
 
 
 def test_outside_of_training_a_mean_stays_and_a_sum_is_divided() -> None:
