@@ -141,6 +141,9 @@ def test_a_large_tensor_that_takes_the_place_of_another_is_another() -> None:
         value = 0.9 * value + 1
         seen.add(digest(value, {}, WHOLE))
     assert len(seen) == 20
+    before = len(digests._identities)
+    del value
+    assert len(digests._identities) < before  # nothing is kept of an object that is freed
 
 
 def test_a_long_text_is_compared_by_its_identity_and_length() -> None:

@@ -19,6 +19,7 @@ import weakref
 import zlib
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
@@ -147,11 +148,16 @@ def identity(value: Any) -> int:
     if known is not None and known[0]() is value:
         return known[1]
     try:
-        reference = weakref.ref(value)
+        reference = weakref.ref(value, partial(_forget, id(value)))
     except TypeError:  # lists, dicts, tuples and texts have no weak references
         return id(value)
     _identities[id(value)] = reference, next(_numbers)
     return _identities[id(value)][1]
+
+
+def _forget(key: int, _: Any) -> None:
+    """Drop the entry of a freed object, so that a long run does not collect them."""
+    _identities.pop(key, None)
 
 
 def outline(value: Any, named: dict[int, str], depth: int = 3) -> tuple[Any, ...]:

@@ -154,10 +154,8 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
     saved = run_folder.load_config(run_dir)
     composed = run_folder.freeze(command.cfg, run_dir)
     may_change, may_grow = command.rules["may_change"], command.rules["may_grow"]
-    new, old = (
-        flatten(composed),
-        flatten(saved),
-    )  # keys may contain dots, such as names of submodules
+    # Keys may contain dots, such as names of submodules.
+    new, old = flatten(composed), flatten(saved)
     refused = []
     for key in _overridden_keys(
         command.overrides, run_folder.load_overrides(run_dir), {*new, *old}

@@ -107,7 +107,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             with preserved_generators():
                 seed_generators(seed)
                 shuffled = ShuffledBatches(self.batches)
-            self.first = [*islice(shuffled.iterate(), NUM_FIRST)]
+            if not self.is_round_robin:
+                self.first = [*islice(shuffled.iterate(), NUM_FIRST)]
             self._skip(shuffled, num := min(num_skipped, len(shuffled)))
             drawn = shuffled.iterate(num)
         else:

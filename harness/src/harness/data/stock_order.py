@@ -34,11 +34,8 @@ class ShuffledBatches:
     def __init__(self, batches: Any) -> None:
         self.size: int = batches.batch_size
         sampler: Any = batches.sampler
-        num_all, num_samples, generator = (
-            len(sampler.data_source),
-            sampler.num_samples,
-            sampler.generator,
-        )
+        num_all, num_samples = len(sampler.data_source), sampler.num_samples
+        generator = sampler.generator
         if generator is None:  # seeded by the global generator, as in ``RandomSampler``
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))

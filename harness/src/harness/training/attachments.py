@@ -15,7 +15,7 @@ that ``trainer_callbacks`` lists. A strategy that splits or shards a network doe
 
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -25,7 +25,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from harness import provenance
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.compat import callbacks_of
+from harness.compat import callbacks_of, find_callback
 from harness.compat.final_values import before_reading, read_as_before
 from harness.compat.hooks import around_hooks, on_request, restore_hooks, run_last
 from harness.compat.one_rank import HOOKS, seen_as_one_rank
@@ -48,7 +48,6 @@ from harness.strategies import ddp
 from harness.training import summary
 from harness.training.optimizer_states import OptimizerStates
 
-C = TypeVar("C", bound=pl.Callback)
 SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 
@@ -88,9 +87,7 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         settings = {key: checkpoint[key] for key in SAFE_POINT if key in checkpoint}
         folder = Path(cfg.run_dir, "checkpoints")
         callbacks.append(SafePoint(folder, **settings, saves=cfg.checkpoint is not None))
-    callbacks.append(
-        SeededSteps(cfg.seed)
-    )  # a batch draws the same random numbers under any strategy
+    callbacks.append(SeededSteps(cfg.seed))  # equal random numbers under any strategy
     callbacks.append(ExactEvaluation())  # logged values and metrics count all samples once
     # Compares some steps of the run, computed whole and in parts.
     callbacks.append(ParityChecks(cfg.get("parity_check", True)))
@@ -154,17 +151,13 @@ class Attachments(pl.Callback):
             # A complete run is saved after hooks that set other weights.
             run_last(trainer, "on_train_end", partial(safe_point.end_late, trainer, pl_module))
             # If one rank sets trainer.should_stop, all ranks stop at the same step.
-            before_reading(
-                trainer,
-                batch=stop.hold,
-                epoch=stop.end_epoch,
-            )
+            before_reading(trainer, batch=stop.hold, epoch=stop.end_epoch)
             run_last(trainer, "on_validation_end", partial(stop.combine, trainer))
         # Ranks draw different random numbers in a step, and equal ones in the hooks before it.
         if trainer.global_rank > 0 and (seeded := find_callback(trainer, SeededSteps)):
             seed_rank = partial(seeded.seed_rank, trainer, pl_module)
             run_last(trainer, "on_train_batch_start", seed_rank)
-        # The parity check computes the first batches whole and as local batches.
+        # The parity check computes some steps whole and as local batches.
         if (parity := find_callback(trainer, ParityChecks)) and parity.begin(trainer):
             before_batch = partial(parity.before_batch, trainer, pl_module)
             run_last(trainer, "on_train_batch_start", before_batch)
@@ -185,12 +178,7 @@ class Attachments(pl.Callback):
     on_exception = teardown
 
 
-def find_callback(trainer: pl.Trainer, kind: type[C]) -> C | None:
-    """Return the Trainer's callback of a class, or ``None``: a dry run has no ``SafePoint``."""
-    return next((found for found in callbacks_of(trainer) if isinstance(found, kind)), None)
-
-
 def lend_self_log(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
     """Set ``self.log`` of each callback to the module's, as Lightning does before ``setup``."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set untyped
-        callback.log = pl_module.log
+    for callback in callbacks_of(trainer):
+        vars(callback)["log"] = pl_module.log

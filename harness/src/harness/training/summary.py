@@ -22,7 +22,7 @@ from rich.markup import escape
 from torch.nn.parameter import UninitializedParameter
 
 from harness import provenance
-from harness.compat import callbacks_of
+from harness.compat import find_callback
 from harness.data.loaders import flat_loaders
 from harness.display import display_path
 from harness.distributed.should_stop import is_time_over
@@ -106,10 +106,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     write_durably(run_dir / "results.json", json_text(metrics, indent=2).encode() + b"\n")
     entries: dict[str, Any] = {"stopped_early": early_stop_reason(trainer)}
     gpu_use: GpuUse | None = None
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, Throughput):
-            entries |= callback.results()
-            gpu_use = callback.gpu_use
+    if throughput := find_callback(trainer, Throughput):
+        entries |= throughput.results()
+        gpu_use = throughput.gpu_use
     if (best := getattr(trainer.checkpoint_callback, "best_model_score", None)) is not None:
         entries |= {"best": float(best)} if best.isfinite() else {}
     provenance.note(run_dir, **entries)

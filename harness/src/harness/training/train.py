@@ -21,7 +21,7 @@ from harness.checkpoints.attributes import restore_numbers
 from harness.checkpoints.lookup import link, verified
 from harness.checkpoints.reading import read_model, unreadable
 from harness.checkpoints.safe_point import SafePoint
-from harness.compat import callbacks_of
+from harness.compat import find_callback
 from harness.data import facts
 from harness.display import display_path
 from harness.distributed import shutdown
@@ -184,7 +184,8 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
 
 def are_weights_new(trainer: pl.Trainer) -> bool:
     """Return whether hooks have set other weights at the end of training, in any start."""
-    return any(isinstance(c, SafePoint) and c.are_weights_new for c in callbacks_of(trainer))
+    safe_point = find_callback(trainer, SafePoint)
+    return safe_point is not None and safe_point.are_weights_new
 
 
 def link_best(best: Path) -> bool:
