@@ -49,6 +49,9 @@ ROWS = [
     Row("model.optimizer._partial_=maybe", "_partial_=maybe must be true or false"),
     Row("model.net._target_=torch.nn.", "is not of the form <package>.<module>.<name>"),
     Row("model.net._target_=small.models:CNN", "is not of the form <package>.<module>.<name>"),
+    Row("logger=[1]", "there is no conf/logger/1.yaml"),
+    Row("callbacks=[ema,null]", "there is no conf/callbacks/null.yaml"),
+    Row("notes=\"it", "close all brackets and quotes."),
     Row("checkpoint=", "is a group of keys. Set one of its keys: checkpoint.<key>=<value>."),
     Row("checkpoint=best.ckpt", "resume=<run> to resume a run, or init=<file>"),
     Row(f"notes={NESTED}", "or an override is nested too deeply"),
@@ -217,6 +220,13 @@ def test_what_the_answers_say_to_type_trains(
     assert "which Lightning gives as -1.\nSet trainer.max_steps=<n>, or use" in result.stderr
     assert run(tmp_path, stream, "trainer.max_steps=2", model=model).returncode == 0
     assert run(tmp_path, stream, "model/scheduler=constant", model=model).returncode == 0
+
+
+def test_debug_settings_fit_a_data_module_of_lightning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path, PLAIN_DATA, "debug=overfit", "trainer.max_epochs=1").returncode == 0
 
 
 def test_file_at_resume_is_answered_by_init_which_trains(

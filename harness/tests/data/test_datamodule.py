@@ -52,6 +52,14 @@ def test_auto_is_as_many_workers_as_a_process_has_cores(
     assert data.val_dataloader().num_workers == 0
 
 
+def test_run_on_a_few_batches_does_not_augment() -> None:
+    """``debug=overfit`` sets ``overfit_batches``, a setting that any data module can follow."""
+    for overfit_batches in (0.0, 2):
+        data = loaders(overfit_batches=overfit_batches)
+        data.train_dataloader()
+        assert data.augment == (not overfit_batches)
+
+
 def test_subsets_are_read_sample_by_sample() -> None:
     values, labels = next(iter(loaders().val_dataloader()))
     assert values.shape == labels.shape == (8,)

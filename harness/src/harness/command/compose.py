@@ -24,6 +24,7 @@ from harness.errors import UserError
 from harness.files import best_checkpoint
 from harness.keys import is_within
 
+NO_NAME = re.compile(r"(?<![^\[,])(null|\d+)(?![^\],])")  # a value that Hydra does not read as text
 TRACKERS = {"wandb", "mlflow"}  # choices of logger= that are added to the default logger
 # The groups of evaluate.py and predict.py. All other settings are those of the checkpoint's run.
 EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
@@ -182,8 +183,8 @@ def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
             override = f"init.path={value if is_plain else in_quotes(value)}"
         elif key == "checkpoint" and task != "train" and value[:1] not in ("'", '"'):
             override = f"checkpoint={in_quotes(str(best_checkpoint(Path(value)) or value))}"
-        elif equals and key in groups and (value == "null" or value.isdigit()):
-            override = f"{key}='{value}'"  # a file's name: Hydra raises if there is none
+        elif equals and key in groups:  # choices are names of files, which Hydra looks for
+            override = f"{key}=" + NO_NAME.sub(r"'\1'", value)
         overrides.append(override)
     if task != "train":
         store_training_config(overrides)

@@ -73,9 +73,9 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
         key, equals, value = str(error.override).partition("=")
         form = (
             f"{error.override!r} is not of the form key=value. Leave out spaces, and close all "
-            "brackets."
+            "brackets and quotes."
         )
-        is_open = value[:1] == "{" or (value[:1] == "[" and value[-1:] != "]")
+        is_open = re.match(r"{|\[.*[^]]$|'.*[^']$|\".*[^\"]$", value)
         cure = f"\nTo set {key} to this text, type: {quoted_override(key, value)}"
         return form + cure if equals and not is_open else form
     if match := re.match(r"Ambiguous value for argument '(.+?)=(.+)'", str(error)):

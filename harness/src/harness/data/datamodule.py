@@ -37,7 +37,8 @@ class DataModule(pl.LightningDataModule):
         max_samples_per_device: the most samples that fit on one device at once; a larger local
             batch is split into micro-batches, and their gradients are accumulated. ``None``
             splits nothing.
-        augment: whether training samples are augmented; ``make_dataset`` may read it.
+        augment: whether training samples are augmented; ``make_dataset`` may read it. It is
+            false with ``trainer.overfit_batches``.
         seed: seeds the order of the training samples and their augmentation.
     """
 
@@ -90,6 +91,8 @@ class DataModule(pl.LightningDataModule):
         """Return the data set of ``split``; build it at the first call."""
         if split in self.datasets:
             return self.datasets[split]
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            self.augment = False  # the same few samples in each epoch
         dataset: Any = self.make_dataset(split)
         if not isinstance(dataset, IterableDataset):
             name = type(self).__name__

@@ -118,7 +118,7 @@ class NonFinite(pl.Callback):
 
     def _check_losses(self, trainer: pl.Trainer, first_bad_step: Tensor) -> None:
         if (step := first_bad_step.item()) < math.inf:
-            finding = "the loss is not finite; trainer.detect_anomaly=true names the operation"
+            finding = "the loss is not finite; +trainer.detect_anomaly=true names the operation"
             self._stop(trainer, int(step), finding)
 
     def _stop(self, trainer: pl.Trainer, step: int, finding: str) -> None:
