@@ -28,7 +28,7 @@ BARE = ("Traceback (most recent call last)", "terminate called")  # nothing that
 DIFFERENT = (
     "does not train alike",
     "is not the same for every part of a batch",
-    "in training, which is not the mean over samples",
+    "over the parts of a batch is not its value for the whole batch",
     "evaluates with state that each rank has built from its own samples",
     "evaluates a batch with state from earlier batches",
     "BatchNorm sees only the local batch",

@@ -1,13 +1,14 @@
 """Collective operations of the user's code during a parity check.
 
-A check computes the same few samples twice. Both times the code may call ``torch.distributed``:
+A check computes the same few samples in two passes. In both, the user's code may call
+``torch.distributed``:
 
 - ``Ranks.as_one``: each rank computes as if it were the only one. A collective returns what a
   single process would get.
-- ``Ranks.together``: the ranks compute together. Before each collective they compare which one
-  each rank is about to call (``agree``). It starts only if all ranks call the same.
+- ``Ranks.together``: the ranks compute together. Before a collective starts, ``agree`` compares
+  which operation each rank is about to call. If they differ, the check ends on all ranks.
 
-So if one rank fails or takes another branch, the check ends on all ranks, and no rank hangs.
+So no rank hangs if another rank fails or takes another branch.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from harness.parity.snapshot import NotCheckedError
 
 FAILED = "the end, because it has failed"
 TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the others in a check
-# With one rank these copy their input: the indices of the output and of the input.
+# Collectives that copy their input on a single rank: argument indices of the output and the input.
 COPIES = {"all_gather": (0, 1), "all_gather_into_tensor": (0, 1), "all_gather_object": (0, 1)}
 IN_PLACE = ("all_reduce", "broadcast", "broadcast_object_list", "reduce", "barrier")
 UNSUPPORTED = (  # refused in ``Ranks.as_one``
@@ -47,7 +48,7 @@ class UnequalShapesError(Exception):
 
 
 class TooSmallError(UnequalShapesError):
-    """The gradient of a part is not finite, although the gradient of all samples is finite."""
+    """The gradient of some of the samples is not finite, although that of all samples is finite."""
 
 
 class Ranks:
@@ -117,7 +118,7 @@ class Ranks:
         self.is_open = False
 
     def before_collective(self) -> None:
-        """Raise if the user's code starts a collective that this class has not announced."""
+        """Raise if the user's code starts a collective that ``agree`` has not compared."""
         if not self.is_open:
             raise NotCheckedError("it calls torch.distributed on a group of its own")
 
@@ -139,8 +140,8 @@ class Ranks:
                 raise NotCheckedError(f"it calls torch.distributed.{name}")
             return Done() if kwargs.get("async_op") else None
 
-        numbers: dict[str, Any] = {"is_initialized": lambda: False, "get_rank": lambda *_: 0}
-        with seen_as_one_rank(trainer), replaced_collectives(call_alone, numbers):
+        queries: dict[str, Any] = {"is_initialized": lambda: False, "get_rank": lambda *_: 0}
+        with seen_as_one_rank(trainer), replaced_collectives(call_alone, queries):
             yield
 
     @contextmanager
@@ -191,7 +192,7 @@ class Done:
 
 
 def refuse_own_group(args: Any, kwargs: Any) -> None:
-    """Raise if a collective runs on another group than that of all ranks."""
+    """Raise if a collective runs on a process group that is not the group of all ranks."""
     groups = [a for a in (*args, kwargs.get("group")) if isinstance(a, dist.ProcessGroup)]
     if any(group is not dist.group.WORLD for group in groups):
         raise NotCheckedError("it calls torch.distributed on a group of its own")

@@ -1,14 +1,15 @@
 """The callback that combines logged values, metrics and lists over the ranks.
 
-It decides when; ``SelfLog`` combines logged values, and ``Gathering`` the lists of the module:
+The callback decides when to combine. ``SelfLog`` combines logged values, and ``Gathering`` gathers
+the lists of the module:
 
-- At the start of a batch both get its number of samples on this rank.
-- At the end of a training step ``SelfLog`` combines the step's values, if a logger or a scheduler
-  reads them then. Between such steps ``callback_metrics`` has this rank's values.
+- At the start of a batch, both learn how many of its samples this rank computes.
+- At the end of a training step, ``SelfLog`` combines the step's values if a logger or a scheduler
+  reads them at this step. After other steps, ``callback_metrics`` has this rank's values.
 - At the end of a loader or training epoch all values are combined, before Lightning and the
   module's own epoch-end hook read them.
 - The values that this epoch-end hook logs must be equal on all ranks. Otherwise an evaluation
-  stops with an error, and a training logs a warning.
+  stops with an error, and a training run logs a warning.
 """
 
 import logging
@@ -57,7 +58,7 @@ class ExactEvaluation(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Pass on the batch's number of samples; before padding, save the states of all metrics."""
+        """Note how many samples this rank computes; before padding, save the metrics' states."""
         splitter = running_batches(trainer, dataloader_idx)
         num_samples = None if splitter is None else splitter.num_samples_in(batch_idx)
         SyncBatchNorm.is_padding = splitter is not None and splitter.is_padding(batch_idx)
@@ -73,9 +74,10 @@ class ExactEvaluation(pl.Callback):
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
 
     def on_predict_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Replace each ``Batch`` of indices by a plain list.
+        """Replace each ``Batch`` of indices by a list.
 
-        Iterating over a ``Batch`` seeds the generators, and prediction writers iterate.
+        Prediction writers iterate over the indices, and iterating over a ``Batch`` would seed the
+        generators.
         """
         loop = trainer.predict_loop
         if isinstance(loop.current_batch_indices, Batch):
@@ -84,7 +86,7 @@ class ExactEvaluation(pl.Callback):
             batches[-1:] = [batch[:] for batch in batches[-1:]]
 
     def end_batch(self, trainer: pl.Trainer) -> None:
-        """End a batch: undo the counts of padding, and combine the values that are read now."""
+        """Restore metrics that have counted padding, and combine the values that are read now."""
         for metric, counts in self.counts_before_padding:
             restore_metric(metric, counts, trainer.strategy.root_device)
         self.counts_before_padding, SyncBatchNorm.is_padding = [], False
@@ -93,7 +95,7 @@ class ExactEvaluation(pl.Callback):
             self.gathering.end_batch()
 
     def end_loader(self, trainer: pl.Trainer) -> None:
-        """Combine the values of a loader or of an epoch's steps."""
+        """Combine the values that the steps of a loader, or of a training epoch, have logged."""
         self.self_log.combine()
         if trainer.world_size > 1:
             pad_metric_lists(trainer, metrics_of(trainer.lightning_module))
@@ -117,9 +119,9 @@ class ExactEvaluation(pl.Callback):
     def _set_final_value(
         self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]
     ) -> None:
-        """Set the value that an epoch-end hook has logged; refuse a value that differs by rank.
+        """Set the value that an epoch-end hook has logged; report a value that differs by rank.
 
-        ``by_rank`` has the total and weight of each rank, or None where it has logged nothing.
+        ``by_rank`` has the total and weight of each rank, or None for a rank that logged nothing.
         """
         name, hook, op = (logged.how[key] for key in ("name", "fx", "reduce_fx"))
         pairs = [pair for pair in by_rank if pair]
@@ -141,7 +143,7 @@ class ExactEvaluation(pl.Callback):
         values = ", ".join(f"{reduced(op, *pair):.6g}" if pair else "none" for pair in by_rank)
         problem = f"{name}, logged in {hook}, differs between ranks ({values})"
         rank_zero = (
-            "To log rank 0's value only, such as a time: self.log(..., rank_zero_only=True)."
+            "To log rank 0's value only, such as a time, use self.log(..., rank_zero_only=True)."
         )
         if not trainer.training:
             raise UserError(
@@ -171,13 +173,13 @@ def running_batches(trainer: pl.Trainer, dataloader_idx: int = 0) -> BatchSplitt
 
 
 def is_padding(trainer: pl.Trainer, batch_idx: int, dataloader_idx: int = 0) -> bool:
-    """Return whether this rank has no sample of the batch, and computes a sample again."""
+    """Return whether this rank has no sample of the batch, and so computes a sample again."""
     splitter = running_batches(trainer, dataloader_idx)
     return splitter is not None and splitter.is_padding(batch_idx)
 
 
 def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
-    """Return the metrics that are submodules, or elements of a dict, list or tuple attribute."""
+    """Return a module's metrics: submodules, and elements of dict, list or tuple attributes."""
     candidates: list[Any] = [*named_metrics(pl_module).values()]
     for value in vars(pl_module).values():
         candidates += value.values() if isinstance(value, dict) else ()
@@ -189,9 +191,9 @@ def metrics_of(pl_module: pl.LightningModule) -> list[Metric]:
 def pad_metric_lists(trainer: pl.Trainer, metrics: list[Metric]) -> None:
     """Cast each metric state to one dtype on all ranks, and pad its list to one length.
 
-    An update in 64 or 16 bits changes the dtype of a state, and a rank may have had fewer updates,
-    or none. gloo aborts the process if dtypes differ. Some metrics, such as those of retrieval,
-    gather their list element by element, so the lengths must be equal as well.
+    An update in 64 or 16 bits changes the dtype of a state. A rank may have had fewer updates, so
+    its state may have another dtype, and gloo would abort the process. Some metrics, such as those
+    of retrieval, gather a list element by element, so the lengths must be equal as well.
     """
     states = [(metric, name) for metric in metrics for name in metric.metric_state]
     descriptions = [describe_state(getattr(metric, name)) for metric, name in states]
@@ -213,7 +215,7 @@ def pad_metric_lists(trainer: pl.Trainer, metrics: list[Metric]) -> None:
 def describe_state(state: Any) -> tuple[int, torch.dtype | None, torch.Size]:
     """Return a state's list length (0 for a tensor), its dtype, and the shape of a row.
 
-    The dtype is None for an empty list, and for a list of something else than tensors.
+    The dtype is None for an empty list, and for a list of other objects than tensors.
     """
     if isinstance(state, Tensor):
         return 0, state.dtype, state.shape[1:]

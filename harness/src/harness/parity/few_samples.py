@@ -1,8 +1,8 @@
 """Read a few samples of a run's first training batches, for the parity check.
 
 In: the loaders of the run. Out: batches of a few samples, whole and split into parts. The loader's
-own ``collate_fn`` makes them. If the loader has workers, a separate worker reads the samples, so
-that the training process opens no file of the data set. They are kept pickled, for later checks.
+own ``collate_fn`` makes these batches, which stay pickled in memory for later checks. If the loader
+has workers, a separate worker reads the samples, so the training process opens no file of the data.
 """
 
 import pickle
@@ -28,7 +28,7 @@ from harness.parity.snapshot import MOST_BYTES, NotCheckedError
 
 MOST_SAMPLES = 31
 FEWEST_SAMPLES = 3
-Places = tuple[int, ...]  # positions of samples in a batch
+Positions = tuple[int, ...]  # of samples in a batch
 
 
 class FewSamples:
@@ -37,10 +37,10 @@ class FewSamples:
     Args:
         loaders: the trainer's loaders; their first batches must have been drawn.
         num_parts: the number of ranks, or of accumulated batches per step.
-        is_larger: whether a sample takes more memory in the check than in training.
+        is_larger: whether a sample needs more memory in the check than in training.
 
     Raises:
-        NotCheckedError: the loaders have no batches of indices, or these have too few samples.
+        NotCheckedError: a loader does not draw batches of indices, or a batch is too small.
     """
 
     def __init__(self, loaders: Any, num_parts: int, is_larger: bool) -> None:
@@ -52,7 +52,7 @@ class FewSamples:
         self.size = min(fewest, MOST_SAMPLES, most_samples(local_size, is_larger))
         if self.size < FEWEST_SAMPLES:
             raise NotCheckedError(f"a batch has fewer than {FEWEST_SAMPLES} samples")
-        # If all local batches have one size, a mean of the ranks' means by hand is correct.
+        # If all local batches have one size, user code may average the means of the ranks.
         self.are_even = all(map(is_even, samplers))
         self.num_parts = num_parts
         self.pickled: dict[Any, bytes] = {}
@@ -73,38 +73,38 @@ class FewSamples:
         first_size = size - size_of_others * (num_parts - 1)
         return [first_size, *[size_of_others] * (num_parts - 1)]
 
-    def places(self, sizes: Sequence[int], number: int) -> tuple[Places, list[Places]]:
-        """Return the positions in a batch of all samples of a check, and of those of each part.
+    def positions(self, sizes: Sequence[int], number: int) -> tuple[Positions, list[Positions]]:
+        """Return the positions in a batch of all samples that a check uses, and those of each part.
 
         Args:
             sizes: the number of samples of each part.
-            number: of the check, counted from 0; each check begins 5 samples later.
+            number: the check's number, from 0. Each check starts 5 samples after the previous one.
         """
-        most = min(len(batches[0]) for batches in self.first.values())
-        whole = tuple((5 * number + i) % most for i in range(sum(sizes)))
+        batch_size = min(len(batches[0]) for batches in self.first.values())
+        whole = tuple((5 * number + i) % batch_size for i in range(sum(sizes)))
         ends = [*accumulate(sizes)]
         parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         return whole, [part or whole[:1] for part in parts]
 
-    def read(self, number: int, wanted: Sequence[Places]) -> list["Collated"]:
+    def read(self, number: int, wanted: Sequence[Positions]) -> list["Collated"]:
         """Return, for each element of ``wanted``, a batch of the samples at these positions.
 
         Args:
             number: chooses one of the first batches.
             wanted: positions in that batch.
         """
-        missing = [places for places in wanted if (number, places) not in self.pickled]
+        missing = [positions for positions in wanted if (number, positions) not in self.pickled]
         columns = []
         for loader in flat_loaders(self.structure) if missing else ():
             batches = self.first[id(loader)]
             indices = batches[number % len(batches)]
-            chosen = [[indices[place] for place in places] for places in missing]
+            chosen = [[indices[i] for i in positions] for positions in missing]
             columns.append(read_once(loader, chosen))
-        for i, places in enumerate(missing):
+        for i, positions in enumerate(missing):
             parts = iter([column[i] for column in columns])
             batch = apply_to_collection(self.structure, DataLoader, lambda _, it=parts: next(it))
-            self.pickled[number, places] = pickle.dumps(batch)
-        batches_read = [self.pickled[number, places] for places in wanted]
+            self.pickled[number, positions] = pickle.dumps(batch)
+        batches_read = [self.pickled[number, positions] for positions in wanted]
         if sum(map(len, self.pickled.values())) > MOST_BYTES:
             self.pickled = {}
         return [join_batches(pickle.loads(batch)) for batch in batches_read]
@@ -150,7 +150,7 @@ def collated(collate: Callable[[Any], Any], samples: Any) -> Collated:
 
 
 def join_batches(batches: Any) -> Collated:
-    """Merge the batches of all loaders into one, as the loaders are nested."""
+    """Merge the loaders' batches into one batch, which is nested like the loaders."""
     have_drawn: list[bool] = []
 
     def batch_of(item: Collated) -> Any:
@@ -160,16 +160,16 @@ def join_batches(batches: Any) -> Collated:
     return Collated(apply_to_collection(batches, Collated, batch_of), any(have_drawn))
 
 
-def most_samples(num_here: int, is_larger: bool) -> int:
+def most_samples(local_size: int, is_larger: bool) -> int:
     """Return how many samples a check may compute without more memory than a training step.
 
     Args:
-        num_here: the number of samples of a local batch in training.
-        is_larger: whether a sample takes more memory in the check than in training.
+        local_size: the number of samples of a local batch in training.
+        is_larger: whether a sample needs more memory in the check than in training.
     """
     if is_larger:
-        return max(FEWEST_SAMPLES, num_here // 2)
-    return max(FEWEST_SAMPLES, num_here - 1 if num_here > 7 else num_here)
+        return max(FEWEST_SAMPLES, local_size // 2)
+    return max(FEWEST_SAMPLES, local_size - 1 if local_size > 7 else local_size)
 
 
 def is_even(sampler: SharedBatchSampler) -> bool:
@@ -187,8 +187,8 @@ def first_batches(loader: Any) -> list[list[Any]]:
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, SharedBatchSampler):
         raise NotCheckedError("its batches come from a stream")
-    own = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
-    if any("__iter__" in vars(kind) for kind in own if kind is not SharedLoader):
+    subclasses = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    if any("__iter__" in vars(kind) for kind in subclasses if kind is not SharedLoader):
         raise NotCheckedError("its loader's __iter__ makes the batches")
     most = max(map(len, sampler.first), default=0)
     if not most:

@@ -7,8 +7,8 @@ So a collective within a step could wait forever:
 - A collective of ``torch.distributed`` is refused if some ranks have no batch at the same time.
 - Lists that the steps fill are gathered once, before the module's epoch-end hook reads them.
 
-In training, a rank without a sample of a batch computes a sample of another rank. The run then
-warns of collectives, which count that sample twice, and refuses to gather unequal shapes.
+In training, a rank without a sample of a batch computes a sample of another rank. A collective
+counts that sample twice, so the run warns of it. The run refuses to gather unequal shapes.
 """
 
 import logging
@@ -39,25 +39,26 @@ FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable")
 FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that every module has
 
 ListKey = tuple[str, Any]  # name of an attribute; key in it if it is a dict of lists, else None
-Part = tuple[tuple[int, int], list[Any]]  # (loader, batch), and what the step has appended
+Part = tuple[tuple[int, int], list[Any]]  # (loader, batch), and the elements that its step appended
 
 
 class Gathering:
     """Wrap the strategy's ``all_gather`` and steps, and gather the lists of a module.
 
     In Lightning, a module's steps append outputs to a list that ``on_validation_epoch_end`` reads.
-    ``gather_lists`` gathers lists in attributes, and in dicts there, before that hook runs. The
-    elements come in the order of a single process, after those from before the evaluation.
+    Before that hook, ``gather_lists`` gathers the lists in attributes, and in dicts that are
+    attributes. The gathered elements have the order of a single process. Elements from before the
+    evaluation stay in front of them.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        self.places: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
+        self.evaluated: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
         self.lengths: list[dict[ListKey, int]] = []  # of all lists before each step
         self.batch_idx: int | None = None  # of the running training batch; else None
-        self.has_global = False  # this rank already has the data of all ranks
-        self.is_alone = False  # other ranks have no batch while this rank computes its last one
-        self.is_padding = False  # this rank has no sample of the training batch
+        self.has_global = False  # whether this rank already has the data of all ranks
+        self.is_alone = False  # whether other ranks have no batch during this rank's last batch
+        self.is_padding = False  # whether this rank has no sample of the training batch
         self.has_warned = False
         self.original_all_gather, *steps = (getattr(trainer.strategy, name) for name in METHODS)
         replacements = [self.all_gather, *(partial(self._step, step) for step in steps)]
@@ -76,21 +77,20 @@ class Gathering:
         Args:
             splitter: the sampler or stream that splits the batches over the ranks.
             batch_idx: as Lightning counts it on this rank.
-            dataloader_idx: of the loader.
+            dataloader_idx: the index of the loader.
         """
         is_training = bool(self.trainer.training)
         if not is_training:
             if batch_idx == dataloader_idx == 0:
-                self.places, self.lengths = [], []
-            self.places.append((dataloader_idx, batch_idx))
+                self.evaluated, self.lengths = [], []
+            self.evaluated.append((dataloader_idx, batch_idx))
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
         self.has_global = self.is_alone = False
         self.is_padding = is_training and splitter is not None and splitter.is_padding(batch_idx)
         if not is_training and isinstance(splitter, SharedBatchSampler) and splitter.is_round_robin:
-            is_last = (
-                len(splitter.totals) <= (batch_idx + 1) * splitter.num_ranks
-            )  # and some ranks have no batch
+            # In the last turn, some ranks may have no batch.
+            is_last = len(splitter.totals) <= (batch_idx + 1) * splitter.num_ranks
             is_split = is_last and (splitter.splits_last or batch_idx == 0)
             self.has_global, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
@@ -105,8 +105,8 @@ class Gathering:
     def gather_lists(self) -> None:
         """Gather the lists that the steps have filled.
 
-        If there are any, ``self.all_gather`` returns its input in the epoch-end hook, and other
-        collectives are refused there.
+        If there are such lists, ``self.all_gather`` returns its input in the epoch-end hook, and
+        other collectives are refused in this hook.
         """
         lists = dict(lists_of(self.module))
         pickled = {path: self._pickled(path, values) for path, values in lists.items()}
@@ -138,10 +138,10 @@ class Gathering:
         vars(self.module)[hook] = partial(without_collectives, self.module, hook)
 
     def _pickled(self, path: ListKey, values: list[Any]) -> bytes | None:
-        """Pickle what the steps have appended; None if a list was cleared or cannot be pickled."""
+        """Pickle the elements that steps appended; None if a list was cleared or is unpicklable."""
         lengths = [before.get(path, 0) for before in self.lengths] + [len(values)]
-        steps = zip(self.places, lengths, lengths[1:], strict=False)
-        parts = [(place, values[start:end]) for place, start, end in steps if start < end]
+        steps = zip(self.evaluated, lengths, lengths[1:], strict=False)
+        parts = [(batch, values[start:end]) for batch, start, end in steps if start < end]
         if lengths != sorted(lengths):
             return None
         try:
@@ -157,7 +157,7 @@ class Gathering:
         return original(*args, **kwargs)
 
     def _check_collective(self) -> None:
-        """Warn of a collective in a padding step that the user's code has called itself."""
+        """Warn if the user's own code calls a collective in a padding step."""
         names = [frame.f_globals["__name__"] for frame, _ in walk_stack(None)]
         caller = next(n for n in dropwhile(is_library, names) if n.partition(".")[0] != "torch")
         # Allowed: a backward that reduces gradients, and layers of fsdp that gather parameters.
@@ -181,15 +181,15 @@ class Gathering:
         step = "test_step" if self.trainer.testing else "validation_step"
         raise UserError(
             f"{step} calls a collective (torch.distributed, or a metric with "
-            "dist_sync_on_step=True), but some ranks have one batch less and would not join it.\n"
+            "dist_sync_on_step=True), but some ranks have one batch less and would not call it.\n"
             "Remove the collective: log the value, or append it to a list of the module, which "
             "the run gathers at the end. Or call self.all_gather, which returns the whole batch."
         )
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
-        """Gather a tensor, (...) to (processes, ...), as ``LightningModule.all_gather`` does.
+        """Gather a tensor, (...) to (ranks, ...), as ``LightningModule.all_gather`` does.
 
-        It returns the tensor itself if this rank already has the data of all ranks.
+        If this rank already has the data of all ranks, return the tensor itself.
 
         Raises:
             UserError: the shapes differ. gloo would return garbage, and NCCL would hang.
@@ -213,7 +213,7 @@ class Gathering:
 
     def _is_even(self) -> bool:
         """Return whether all local batches of this training batch have one size."""
-        # With several loaders, each may split its batches unevenly in another way.
+        # With several loaders the splitter is None: each loader may split its batches differently.
         splitter = None if self.batch_idx is None else splitter_of(self.trainer.train_dataloader)
         return (
             isinstance(splitter, SharedBatchSampler) and splitter.weight(self.batch_idx or 0) == 1.0
@@ -228,29 +228,29 @@ def without_collectives(module: pl.LightningModule, hook: str) -> None:
 
 
 def is_library(name: str) -> bool:
-    """Return whether a Python module is part of this library, which counts no padding."""
+    """Return whether a Python module belongs to this library, whose collectives ignore padding."""
     return name.partition(".")[0] == "harness"
 
 
 def refuse_gathering_again(hook: str) -> None:
-    """Refuse a collective that the user's code has called, not one of ``LIBRARIES``."""
+    """Refuse a collective, unless one of ``LIBRARIES`` has called it."""
     packages = (frame.f_globals["__name__"].partition(".")[0] for frame, _ in walk_stack(None))
     if next(name for name in packages if name not in ("harness", "torch")) not in LIBRARIES:
         raise UserError(
             f"{hook} calls torch.distributed, but the module's lists already hold the values of "
-            "all processes.\nRemove the call, or use self.all_gather, which returns its input "
-            "here."
+            "all processes.\nRemove the call, or use self.all_gather: in this hook it returns its "
+            "input."
         )
 
 
 class OnDevice(NamedTuple):
-    """A copy on the host of a tensor that was on the module's device, and returns there."""
+    """A host copy of a tensor on the module's device. ``gather_lists`` moves it back there."""
 
     tensor: Tensor
 
 
 def lists_of(module: pl.LightningModule) -> Iterator[tuple[ListKey, list[Any]]]:
-    """Yield the lists in a module's attributes, and in dicts there, with their names."""
+    """Yield the lists in a module's attributes, and in dicts that are attributes, with keys."""
     for name, value in vars(module).items():
         if name in FRAMEWORK:
             continue

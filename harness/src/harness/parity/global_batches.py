@@ -31,14 +31,14 @@ BatchSplitter = SharedBatchSampler | SharedStream  # splits a loader's batches o
 
 
 class GlobalBatches(pl.Callback):
-    """Wrap the loaders where they are made, and weight the gradients of uneven local batches.
+    """Wrap the loaders when they are made, and weight the gradients of uneven local batches.
 
-    Strategies average ranks with equal weights, and so do accumulated batches. If the local batches
-    differ in size, as in an epoch's last batch, the gradient of each is multiplied by
-    ``SharedBatchSampler.weight``. Losses and logged values stay as they are.
+    Strategies average ranks with equal weights, and Lightning averages accumulated batches alike.
+    If the local batches differ in size, as in an epoch's last batch, the gradient of each is
+    multiplied by ``SharedBatchSampler.weight``. Losses and logged values stay as they are.
 
     Args:
-        seed: of the samplers, with the epoch.
+        seed: seeds the samplers, together with the epoch.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,7 +50,7 @@ class GlobalBatches(pl.Callback):
         self.weight = 1.0
         self.batches_per_step = 1
         self.has_trained = self.has_warned = False
-        self.means: Any = None  # a Means, while a run trains
+        self.means: Any = None  # a Means while a run trains, else None
 
     def make_loaders(
         self, trainer: pl.Trainer, source: Any, method: str, request: Callable[[], Any]
@@ -58,9 +58,9 @@ class GlobalBatches(pl.Callback):
         """Make the loaders of a split, and let each rank read its local batches.
 
         Args:
-            trainer: requests the loaders.
+            trainer: the trainer that requests the loaders.
             source: the data module, or the module.
-            method: name of its method, such as ``train_dataloader``.
+            method: the name of its method, such as ``train_dataloader``.
             request: calls that method.
         """
         name, split = f"{type(source).__name__}.{method}", method.removesuffix("_dataloader")
@@ -85,7 +85,7 @@ class GlobalBatches(pl.Callback):
         self._restore_loaders()
 
     def _restore_loaders(self) -> None:
-        """Move the loaders to the start; refuse settings that would give other batches."""
+        """Move the loaders to ``start``; refuse settings that differ from the checkpoint's."""
         saved_by_loader = [*self.loaded, *[{}] * len(self.splitters)]
         for splitter, saved in zip(self.splitters, saved_by_loader, strict=False):
             splitter.start_at(*self.start, saved)
@@ -121,7 +121,7 @@ class GlobalBatches(pl.Callback):
             log.warning("%s", warning)
             self.has_warned = True
         self.has_trained = True
-        is_only = len(self.splitters) == 1  # of several loaders, some may have ended
+        is_only = len(self.splitters) == 1  # if there are several loaders, some may have ended
         running = [s for s in self.splitters if is_only or s.counts(batch_idx)[1]]
         self.weight, *other_weights = {s.weight(batch_idx) for s in running} or {1.0}
         if other_weights:
@@ -150,7 +150,7 @@ class GlobalBatches(pl.Callback):
         self.means.correct(optimizer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse samplers that have drawn different batches on different ranks."""
+        """Warn of losses that counted as 0; refuse samplers whose batches differ by rank."""
         self.means.warn_of_lost()
         if trainer.world_size > 1:
             check_same_batches(trainer, self.splitters)
@@ -183,7 +183,7 @@ class GlobalBatches(pl.Callback):
         batches_per_step = checkpoint.get("safe_point", {}).get("batches_per_step", default)
         self.start = position_in(checkpoint, batches_per_step)
         self.loaded = checkpoint.get("loaders", [])
-        self._restore_loaders()  # if a user's hook has requested them before
+        self._restore_loaders()  # in case a user's hook has already requested the loaders
 
 
 def splitter_of(loader: Any) -> BatchSplitter | None:

@@ -1,4 +1,4 @@
-"""Sketches of gradients: at most 1,024 numbers each, which add up and compare as gradients do.
+"""Sketches of gradients: at most 1,024 numbers each, which add up and compare like gradients.
 
 In: a gradient on its device. Out: sums of its elements with random signs, on the host. This is the
 count sketch of Charikar, Chen and Farach-Colton (ICALP 2002), with one sign per row.
@@ -61,7 +61,7 @@ def record_sketch(parameter: nn.Parameter, name: str, sketches: Sketches) -> Non
 
 
 def mean_of(parts: Sequence[Sketches], factor: float = 1.0) -> Sketches:
-    """Return the mean over the ranks, or over the accumulated batches, times a factor."""
+    """Return the mean of the sketches of all ranks or accumulated batches, times a factor."""
     names = parts[0].keys()
     return {n: torch.stack([part[n] for part in parts]).mean(0) * factor for n in names}
 
@@ -71,8 +71,8 @@ def difference(
 ) -> tuple[float, str]:
     """Return the largest difference between the gradients of steps, and its parameter's name.
 
-    It is relative to the norm of the largest gradient of the step. ``parts`` count as well, because
-    their mean may almost vanish.
+    The difference is relative to the largest norm of a gradient in the step. The gradients of
+    ``parts`` count as well, because their mean may almost vanish.
     """
     if len(expected) != len(actual):
         return math.inf, "the number of steps of optimizers"
@@ -97,15 +97,15 @@ def is_finite(steps: Iterable[Sketches]) -> bool:
 def tolerance(eps: float, noise: float = 0.0) -> float:
     """Return the largest relative difference of gradients that counts as rounding.
 
-    ``noise`` is the difference between two orders of the samples. If it exceeds rounding errors,
-    the step depends on the order, and ``noise`` is ignored.
+    ``noise`` is the difference of the gradients between two orders of the samples. If ``noise``
+    exceeds rounding errors, the step depends on the order, and ``noise`` is ignored.
     """
     floor, most = math.sqrt(eps) / 10, min(0.1, 30 * math.sqrt(eps))
     return max(floor, 8 * noise) if noise <= most else floor
 
 
 def kind_of(whole: Sketches, parts: Sequence[Sketches], limit: float) -> str:
-    """Return ``SUM``, ``MEAN`` or ``OTHER``: how the parts' gradients make the whole gradient.
+    """Return ``SUM``, ``MEAN`` or ``OTHER``: how the parts' gradients form the whole gradient.
 
     Args:
         whole: the gradient of all samples.

@@ -28,7 +28,7 @@ def quiet(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off TF32 and cuDNN's benchmark, which chooses algorithms by their time."""
+    """Switch off TF32 and cuDNN's benchmark mode, which chooses algorithms by measured time."""
     cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
     flags = {"enabled": cudnn.enabled, "deterministic": cudnn.deterministic}
     try:
@@ -53,4 +53,4 @@ def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def do_nothing(*_: Any, **__: Any) -> None:
-    """Accept any arguments and do nothing; replaces a method."""
+    """Accept any arguments and do nothing. A check replaces methods by this function."""

@@ -1,4 +1,4 @@
-"""``Mean`` and ``is_logged``: two ways to log in every training step at a low cost."""
+"""``Mean`` and ``is_logged``: two ways to log values of training steps at a low cost."""
 
 import pytorch_lightning as pl
 import torch
@@ -9,10 +9,10 @@ from harness.compat.final_values import row_is_due
 
 
 class Mean(Metric):
-    """A weighted mean, to update at every training step.
+    """A weighted mean that is cheap enough to update at every training step.
 
-    Unlike ``torchmetrics.MeanMetric`` it uses scalars as they are and does not look for NaN. So it
-    takes half the time on a CPU, and never synchronises with a GPU.
+    Unlike ``torchmetrics.MeanMetric``, it neither converts scalars nor looks for NaN. So ``update``
+    needs half the time on a CPU, and never synchronises with a GPU.
     """
 
     full_state_update = False
@@ -37,7 +37,8 @@ class Mean(Metric):
 def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
     """Return whether the loggers get the values that the training step logs for this batch.
 
-    Use it to skip ``self.log`` for most batches: it takes a large part of a small network's step.
+    Use it to skip ``self.log`` for most batches. For a small network, ``self.log`` is a large
+    fraction of the step's time.
     """
     trainer = module.trainer
     ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0

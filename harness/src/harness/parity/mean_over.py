@@ -4,7 +4,7 @@ In: the loss of the local batch, and its number of tokens or objects, or its sum
 loss with the value of the global batch, whose gradient is weighted by that number.
 
 With accumulated batches, the number of the whole step is not known before its last batch. So each
-batch divides by the number of the first one. ``Means.correct`` corrects the gradients before the
+batch divides by the number of the first batch. ``Means.correct`` corrects the gradients before the
 optimizer's step. Next: ``GlobalBatches`` calls ``Means``.
 """
 
@@ -46,13 +46,13 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
     """Return the mean over the global batch of a loss that averages tokens, nodes or weights.
 
     The gradient is that of the global mean, for any number of ranks and accumulated batches.
-    Without ``mean_over``, the local batches are averaged by their numbers of samples::
+    Without ``mean_over``, local batches are weighted by their numbers of samples. Example::
 
         num_tokens = (labels != -100).sum()
         loss = mean_over(F.cross_entropy(logits, labels, ignore_index=-100), num_tokens)
 
-    Call it in every training step on every rank, even if the local batch has no token: its loss
-    then counts as 0. If the mean divides by ``mask.sum()``, write ``mask.sum().clamp(min=1)``.
+    Call it in every training step on every rank, even if the local batch has no token: this loss
+    counts as 0. If the mean divides by ``mask.sum()``, write ``mask.sum().clamp(min=1)``.
     Outside of training ``mean_over`` returns ``loss``.
 
     Args:
@@ -64,8 +64,8 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
         The mean over all ranks, to return, to log, or to use in a larger loss.
 
     Raises:
-        UserError: an argument has more than one element, the weight is negative, or batches are
-            accumulated and the loss has terms with different weights, or without.
+        UserError: an argument has more than one element, or the weight is negative; or batches are
+            accumulated, and the loss has terms with different weights or without a weight.
     """
     return loss if _counter is None else _counter(loss, weight, None)
 
@@ -73,13 +73,13 @@ def mean_over(loss: Tensor, weight: Tensor | float) -> Tensor:
 def sum_over(total: Tensor, number: Tensor | float = 0.0, at_least: float = 1.0) -> Tensor:
     """Return ``total / max(number, at_least)``, both summed over the global batch.
 
-    Use it for a sum that is divided by another number than its terms. An example is a detector's
-    sum over all pixels, divided by the number of objects: a local batch may have none. Outside of
-    training, ``sum_over`` divides the local values.
+    Use it for a sum that is divided by something else than its number of terms. For example, a
+    detector sums over all pixels, and divides by the number of objects. A local batch may have no
+    object. Outside of training, ``sum_over`` divides the local values.
 
     Args:
         total: the sum over the local batch, with one element.
-        number: the divisor's part from the local batch; 0 returns the sum.
+        number: the local batch's contribution to the divisor. By default the result is the sum.
         at_least: the smallest divisor.
 
     Returns:
@@ -133,9 +133,8 @@ class Means:
         check_arguments(loss, number, weight, "mean_over" if at_least is None else "sum_over")
         number = number.reshape(loss.shape) * bool(local)  # a batch of weight 0 is padding
         times = number if at_least is None else torch.full_like(number, bool(local))
-        term = torch.where(
-            times > 0, loss, torch.zeros_like(loss)
-        )  # a mean over nothing may be NaN
+        # A mean over nothing may be NaN.
+        term = torch.where(times > 0, loss, torch.zeros_like(loss))
         lost = (loss - term).detach().abs().nan_to_num(0.0, 0.0).to(dtype) * bool(local)
         sums = torch.stack([term.detach().to(dtype) * times, number, lost])
         if self.num_processes > 1 and dist.is_initialized():
@@ -156,7 +155,7 @@ class Means:
         factor = (times * self.num_processes / divisor / (local or 1.0)).nan_to_num(0.0, 0.0)
         term.register_hook(lambda gradient: (gradient * factor).to(gradient.dtype))  # type: ignore[no-untyped-call]
         self.terms.append(term.grad_fn)
-        # The value is global, so that the derivative of a function of it is right.
+        # The value is global, so that a function of the result has the right derivative.
         return term + (mean - term).detach()
 
     def warn_of_lost(self) -> None:
@@ -173,7 +172,7 @@ class Means:
     def check(self, loss: Tensor) -> None:
         """Refuse an accumulated loss that is not a multiple of a single ``mean_over``.
 
-        ``correct`` multiplies all gradients by one factor, so all must have the same divisor.
+        ``correct`` multiplies all gradients by one factor, so all terms need the same divisor.
         """
         terms, self.terms = self.terms, []
         before, self.has_terms = self.has_terms, bool(terms)

@@ -1,7 +1,7 @@
 """The callback that decides when a run checks that its module trains alike on several devices.
 
 In: the trainer, before a step. Out: a warning of each kind of finding, logged once. Next:
-``parity_check.py`` computes the check. A run on one device without accumulation never imports it.
+``parity_check.py`` computes the check. A run on one device without accumulation imports no check.
 """
 
 import logging
@@ -45,7 +45,7 @@ class ParityChecks(pl.Callback):
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
-        self.check: Any = None  # a ParityCheck, while a run trains that needs one
+        self.check: Any = None  # a ParityCheck while the run needs checks, else None
         self.findings: dict[str, str] = {}  # logged warnings, by kind
         self.num_steps = self.num_validations = 0  # of this process, not of the run
         self.modes: list[Any] = []  # ``modes_of`` the module at the last check
@@ -63,7 +63,7 @@ class ParityChecks(pl.Callback):
         self.check, self.vote = ParityCheck(trainer, Ranks(trainer)), Vote(trainer)
         self.started = time.monotonic()
         planned = int(min(trainer.estimated_stepping_batches, 2**62))
-        self.every = max(1, planned // 8)  # finds what changes late in a long epoch
+        self.every = max(1, planned // 8)  # steps; finds changes late in a long epoch
         return True
 
     def before_batch(
@@ -71,7 +71,7 @@ class ParityChecks(pl.Callback):
     ) -> None:
         """Run a parity check before this step if one is due.
 
-        Called after all other hooks of the batch.
+        The run calls this method after all other hooks of the batch.
         """
         if self.check is not None and batch_idx % int(trainer.accumulate_grad_batches) == 0:
             self._before_step(trainer, module, batch_idx)
@@ -143,20 +143,20 @@ class ParityChecks(pl.Callback):
         self.seconds += time.monotonic() - started
         self.num_checks += 1
         for kind, message in found.items():
-            is_late = kind == "unchecked" and self.num_steps > 1  # the first one gave the reason
+            is_late = kind == "unchecked" and self.num_steps > 1  # the first check gave the reason
             if kind not in self.findings and trainer.is_global_zero and not is_late:
                 log.warning("%s", message)
         self.findings = {**found, **self.findings}
         if "different" in self.findings:
-            self.check = None  # further checks would repeat it
+            self.check = None  # further checks would find the same difference
 
 
 def modes_of(module: nn.Module) -> Any:
     """Yield each ``requires_grad``, and each mode and ``p`` of BatchNorm and dropout layers."""
     yield from (parameter.requires_grad for parameter in module.parameters())
-    for part in module.modules():
-        if isinstance(part, (*BATCH_NORMS, *DROPOUTS)):
-            yield part.training, getattr(part, "p", None)
+    for layer in module.modules():
+        if isinstance(layer, (*BATCH_NORMS, *DROPOUTS)):
+            yield layer.training, getattr(layer, "p", None)
 
 
 def synchronise_buffers(model: Any) -> None:

@@ -7,7 +7,7 @@ two passes over the same few samples:
 2. Parts: every rank computes its part. One device that accumulates computes the parts in turn; dp
    and ddp2 split the calls of the module instead.
 
-If the whole results differ by rank, the module keeps state of each rank. If only the parts' results
+If the whole results differ by rank, the module's state differs by rank. If only the parts' results
 differ from the whole, the loss is not a mean over samples. Next: ``parity_passes.py`` computes the
 passes, and ``parity_verdict.py`` compares them.
 """
@@ -67,11 +67,11 @@ NOT_CHECKED = (
 
 
 class ParityCheck:
-    """Compute and compare a few samples; a module that trains alike has no findings.
+    """Compute a few samples whole and in parts, and return findings if the results differ.
 
     Args:
-        trainer: of the run. Its module is restored after each check.
-        ranks: of the run. All of them must call a method at the same time.
+        trainer: the run's trainer. Its module is restored after each check.
+        ranks: the run's ranks. All of them must call each method at the same time.
     """
 
     def __init__(self, trainer: pl.Trainer, ranks: Ranks) -> None:
@@ -87,7 +87,7 @@ class ParityCheck:
 
         Args:
             number: chooses one of the run's first batches.
-            batch_idx: that the training step is given.
+            batch_idx: the argument for the training step.
         """
         name, other_findings = type(self.module).__name__, Findings()
         try:
@@ -98,7 +98,7 @@ class ParityCheck:
             pass
         except UnequalShapesError:
             other_findings = {"shapes": SHAPES.format(name, self.ranks.size)}
-        self.must_be_even = True  # from here on: a part of one sample may be too small
+        self.must_be_even = True  # from now on, because a part of one sample may be too small
         try:
             return self._guarded(lambda: self._compare_step(number, batch_idx)) | other_findings
         except TooSmallError:
@@ -156,7 +156,7 @@ class ParityCheck:
                 loaders = self.trainer.train_dataloader
                 self.samples = FewSamples(loaders, self.num_parts, passes.is_mixed)
             sizes = self.samples.sizes(self.must_be_even)
-            whole, parts = self.samples.places(sizes, self.num_checks)
+            whole, parts = self.samples.positions(sizes, self.num_checks)
             self.has_single = 1 in sizes
             self.num_checks += 1
             weights = [size * len(sizes) / sum(sizes) for size in sizes]
@@ -205,11 +205,11 @@ class ParityCheck:
         """Measure rounding errors, and find values that change without a cause, such as a clock.
 
         Args:
-            passes: compute the steps.
+            passes: computes the steps.
             first: the result to compare with.
-            batch_idx: that the training step is given.
+            batch_idx: the argument for the training step.
             same: the samples of ``first``.
-            backwards: the same in reverse order.
+            backwards: the same samples in reverse order.
 
         Returns:
             The largest difference of the gradients, and the names of the unstable values.

@@ -50,16 +50,16 @@ class Result:
     has_drawn: bool = False
     has_dropout: bool = False
     has_gathered: bool = False  # a step has called a collective
-    factor: float = 1.0  # of the gradients, for accumulated ``mean_over`` losses
-    numbers: dict[Any, Any] = field(default_factory=dict)  # in the state after the pass
+    factor: float = 1.0  # multiplies the gradients of accumulated ``mean_over`` losses
+    numbers: dict[Any, Any] = field(default_factory=dict)  # of the module's state after the pass
 
 
 class Passes:
-    """Compute training or validation steps of the run's module. Use it as a context manager.
+    """A context manager that computes training or validation steps of the run's module.
 
     Args:
-        trainer: of the run.
-        ranks: of the run; all compute at the same time.
+        trainer: the run's trainer.
+        ranks: the run's ranks, which all compute at the same time.
 
     Raises:
         NotCheckedError: the module holds something that cannot be restored.
@@ -69,7 +69,7 @@ class Passes:
         self.trainer, self.module, self.ranks = trainer, trainer.lightning_module, ranks
         self.global_batches = next(c for c in callbacks_of(trainer) if isinstance(c, GlobalBatches))
         self.plugin = trainer.precision_plugin
-        # Rounding in mixed precision hides small differences, so passes leave it out.
+        # Mixed precision would hide small differences, so passes compute without it.
         self.is_mixed = isinstance(self.plugin, MixedPrecision)
         self.named = dict(self.module.named_parameters())
         self.result, self.averages = Result(), False
@@ -91,11 +91,11 @@ class Passes:
 
     def __exit__(self, *error: Any) -> None:
         self.stack.close()
-        vars(self).clear()  # the snapshot refers to the stubs, and these to it
+        vars(self).clear()  # the snapshot and the stubs refer to each other
 
     @contextlib.contextmanager
     def _stubs(self) -> Iterator[None]:
-        """Replace methods with other effects: of optimizers, schedules, logs and checkpoints."""
+        """Replace methods that have side effects, such as ``log`` and an optimizer's ``step``."""
         trainer, module = self.trainer, self.module
         trainer_state = dict(vars(trainer))
         wrapped: Any = module.optimizers() if trainer.optimizers else []
@@ -141,10 +141,10 @@ class Passes:
 
         Args:
             batches: on the host; several are accumulated for one optimizer step.
-            batch_idx: that the training step is given.
+            batch_idx: the argument for the training step.
             weights: of each batch's gradient, as ``GlobalBatches`` sets them in training.
             as_one: whether this rank computes as if it were the only one.
-            seed: of the random numbers.
+            seed: seeds the random generators.
         """
         callback, trainer = self.global_batches, self.trainer
         callback.means = mean_over.Means(trainer, lambda: callback.weight)
@@ -169,18 +169,18 @@ class Passes:
     def validate(
         self, batches: Sequence[Collated], callbacks: Sequence[pl.Callback], dataloader_idx: int
     ) -> Result:
-        """Compute validation steps in turn, each with a hook of callbacks; restore the state."""
+        """Compute validation steps and the callbacks' hooks after them; restore the state."""
         module, trainer = self.module, self.trainer
         step = module.validation_step
         try:
             with self._pass(as_one=True):
-                takes = [is_param_in_hook_signature(step, n, min_args=i) for i, n in OPTIONAL]
+                accepts = [is_param_in_hook_signature(step, n, min_args=i) for i, n in OPTIONAL]
                 for collated in batches:
                     self._begin(seed=0)
                     self.result.logged.append({})
                     batch = transferred(module, collated.batch)
                     with self.plugin.val_step_context() if not self.is_mixed else NOTHING:
-                        output = step(batch, *[0, dataloader_idx][: sum(takes)])
+                        output = step(batch, *[0, dataloader_idx][: sum(accepts)])
                     for callback in callbacks:
                         arguments = (output, batch, 0, dataloader_idx)
                         callback.on_validation_batch_end(trainer, module, *arguments)
@@ -200,7 +200,7 @@ class Passes:
         watch = WatchedOperations(self.snapshot.before_write, self.ranks.before_collective)
         with self.ranks.as_one(self.trainer) if as_one else self.ranks.together(), watch:
             yield
-        # ``monitoring`` sees draws of torch; compare the states of the other two generators.
+        # ``watch`` sees draws from torch. Compare the states of Python's and NumPy's generators.
         has_drawn = not same_states(
             (*states[:2], torch.zeros(0)), (*generator_states()[:2], torch.zeros(0))
         )
@@ -228,8 +228,8 @@ class Passes:
         self.result.logged.append({})
         with self.plugin.train_step_context() if not self.is_mixed else NOTHING:
             batch = transferred(module, batch)
-            takes_two = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-            result: Any = module.training_step(batch, *[batch_idx] * takes_two)
+            accepts_two = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+            result: Any = module.training_step(batch, *[batch_idx] * accepts_two)
         loss = result["loss"] if isinstance(result, dict) else result
         if not module.automatic_optimization or loss is None:
             return
@@ -251,7 +251,7 @@ class Passes:
         self.result.steps[-1].append(sketches)
 
     def _backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Call backward, after the hooks before it: those of the user and of ``GlobalBatches``."""
+        """Call ``on_before_backward`` of the user and of ``GlobalBatches``, and then backward."""
         for callback in callbacks_of(self.trainer):
             is_of_user = package(type(callback)) not in FRAMEWORKS
             if is_of_user or callback is self.global_batches:
@@ -265,7 +265,7 @@ class Passes:
             self.ranks.average({n: p.grad for n, p in self.named.items() if p.grad is not None})
 
     def _stub_step(self, optimizer: Any) -> Callable[..., Any]:
-        """Return a replacement of an optimizer's step: it calls the closure, and keeps sketches."""
+        """Return a replacement of an optimizer's step: call the closure, and keep sketches."""
 
         def step(closure: Any = None, **_: Any) -> Any:
             result = None if closure is None else closure()

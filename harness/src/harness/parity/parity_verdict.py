@@ -1,7 +1,7 @@
 """Compare the results of a parity check, and name the cause of a difference and its solution.
 
-In: the gradients and logged values of each rank, of a few samples as a whole and in parts. Out: a
-message of each kind of difference, the same on every rank.
+In: the gradients and logged values of each rank, for a few samples as a whole and in parts. Out: a
+message for each kind of difference. Every rank gets the same messages.
 """
 
 import math
@@ -74,12 +74,12 @@ UNEQUAL = (
     "often on all ranks."
 )
 LOGGED = (
-    "{} logs {} in training, which is not the mean over samples of the values that parts of a "
-    "batch log: {} the value differs.\nLog a mean with its batch_size, or a torchmetrics metric."
+    "{} logs {} in training. Its mean over the parts of a batch is not its value for the whole "
+    "batch, so the log differs {}.\nLog a mean with its batch_size, or a torchmetrics metric."
 )
 EVALUATES = (
-    "{} evaluates with state that each rank has built from its own samples: the ranks log {} of "
-    f"the same samples as {{}}.\nGather the values before you store them: {GATHERED}"
+    "{} evaluates with state that each rank has built from its own samples: the values of {} for "
+    f"the same samples are {{}}.\nGather the values before you store them: {GATHERED}"
 )
 DEPENDS = (
     "{} evaluates a batch with state from earlier batches, which differ by rank: {} of the same "
@@ -111,7 +111,7 @@ class Verdict:
     ) -> None:
         self.trainer, self.module, self.sizes = trainer, trainer.lightning_module, sizes
         self.name, self.num_ranks = type(self.module).__name__, len(by_rank)
-        self.is_split = len(sizes) > 1  # the batch is; else the strategy splits calls
+        self.is_split = len(sizes) > 1  # whether the batch is split; else the strategy splits calls
         self.results = [result for rank in by_rank for result in (rank.whole, rank.part)]
         self.wholes = [rank.whole for rank in by_rank]
         self.expected = self.wholes[0].steps[0]
@@ -142,7 +142,7 @@ class Verdict:
         self.changed = [] if self.is_split else changed(parts[0].numbers, self.wholes[0].numbers)
 
     def is_suspect(self) -> bool:
-        """Return whether the check found anything that only a measurement of noise can explain."""
+        """Return whether the results differ by more than rounding usually explains."""
         if self.is_unequal or not self.is_usable:
             return False
         limit = tolerance(self.eps)
@@ -154,8 +154,8 @@ class Verdict:
         """Return a message for each kind of difference that exceeds rounding errors.
 
         Args:
-            noise: the difference of these gradients from rounding.
-            unstable: names of logged values, and places of numbers, that change without a cause.
+            noise: the difference that rounding alone makes between such gradients.
+            unstable: names of logged values, and keys of numbers, that change without a cause.
         """
         if self.is_unequal:
             return {"different": UNEQUAL.format(self.name, "some call an optimizer more often")}
@@ -165,7 +165,7 @@ class Verdict:
         has_own_seed = self.is_split or self.module.device.type != "cpu"
         if has_own_seed and any(result.has_dropout for result in self.results):
             found["random"] = self._random_message(self._dropout())
-        changed_places = [place for place in self.changed if place not in unstable]
+        changed_keys = [key for key in self.changed if key not in unstable]
         if self.error_between_ranks[0] > limit:
             found["different"] = self._gradient_message(self.error_between_ranks, "state")
         elif self.has_drawn and (self.is_split or self.error_of_parts[0] > limit):
@@ -173,11 +173,12 @@ class Verdict:
             found["random"] += NOT_COMPARED if self.is_split else ""
         elif self.error_of_parts[0] > limit:
             found["different"] = self._gradient_message(self.error_of_parts, self._kind(limit))
-        elif changed_places:
-            found["different"] = COUNTS.format(self.name, self._strategy(), changed_places[0][-1])
+        elif changed_keys:
+            found["different"] = COUNTS.format(self.name, self._strategy(), changed_keys[0][-1])
         elif name := self._wrong_log(unstable):
             how = "on several ranks" if self.num_ranks > 1 else "with accumulated batches"
-            found["logged"] = LOGGED.format(self.name, name, how if self.is_split else "here")
+            how = how if self.is_split else "with split calls"
+            found["logged"] = LOGGED.format(self.name, name, how)
         return found
 
     def _wrong_log(self, unstable: Collection[Any]) -> str:
@@ -193,7 +194,7 @@ class Verdict:
         return ""
 
     def _kind(self, limit: float) -> str:
-        """Return the key in ``CURES``, from the first optimizer step whose gradients differ."""
+        """Return the key in ``CURES`` for the first optimizer step whose gradients differ."""
         if not self.is_split:
             return "split"
         if any(is_overridden(h, self.module) for h in ("backward", "on_before_backward")):
@@ -251,7 +252,7 @@ def combined(
 ) -> tuple[Any, ...] | None:
     """Combine the parts' logged values of a name, as a run does; None if a part has none.
 
-    ``value`` is that of the whole: number, reduction and batch_size.
+    ``value`` is that of the whole batch: number, reduction and batch_size.
     """
     if not all(name in part for part in logged):
         return None
@@ -289,9 +290,9 @@ def differs(
 
 def changed(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> list[Any]:
     """Return the keys that both dicts have with equal shapes, and whose numbers differ."""
-    common = [place for place in one if place in other and one[place].shape == other[place].shape]
+    common = [key for key in one if key in other and one[key].shape == other[key].shape]
     return [
-        place
-        for place in common
-        if not torch.allclose(one[place], other[place], rtol=1e-4, atol=1e-6, equal_nan=True)
+        key
+        for key in common
+        if not torch.allclose(one[key], other[key], rtol=1e-4, atol=1e-6, equal_nan=True)
     ]

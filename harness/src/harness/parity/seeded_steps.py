@@ -1,7 +1,7 @@
 """The callback that seeds the generators before each batch, and before the user's hooks.
 
 Random numbers depend only on the run's seed and the batch's position. So a resumed run draws the
-same without a saved state, and an evaluation draws the same on any number of ranks.
+same numbers without a saved state, and an evaluation does so on any number of ranks.
 """
 
 from typing import Any
@@ -22,22 +22,22 @@ DROPOUTS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 class SeededSteps(pl.Callback):
     """Seed a training batch by (seed, epoch, batch, rank), an evaluation batch by its position.
 
-    The user's hooks around steps, and at an epoch's start and end, draw the same on every rank. The
-    position of an evaluation batch is that in the whole loader, also if ranks evaluate batches in
-    turn. So neither validation nor logging changes what training draws. It takes about 20
-    microseconds a batch.
+    The user's hooks around steps, and at an epoch's start and end, draw the same numbers on every
+    rank. The position of an evaluation batch is that in the whole loader, although each rank
+    evaluates only some of the batches. Neither validation nor logging changes the numbers that
+    training draws. Seeding takes about 20 microseconds per batch.
 
     Args:
         seed: the run's seed.
     """
 
-    seeds_hooks = True  # at an epoch's start, also if a run resumes within the epoch
+    seeds_hooks = True  # ``user_hooks.py`` calls its epoch-start hook in a resumed epoch as well
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Switch off hooks here that only seed the user's hooks of that name, if there are none."""
+        """Switch off a hook of this callback if the user has no hook of that name to seed."""
         users = [c for c in callbacks_of(trainer) if package(type(c)) not in FRAMEWORKS]
         for hook in ("on_before_optimizer_step", "on_train_batch_end"):
             is_used = is_overridden(hook, pl_module) or any(
@@ -49,7 +49,7 @@ class SeededSteps(pl.Callback):
     def seed_rank(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed a non-zero rank differently from the others, after all hooks of a batch."""
+        """Give a non-zero rank its own seed for the step, after all hooks of a batch."""
         self._seed(module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -107,7 +107,7 @@ class SeededSteps(pl.Callback):
     def _seed_evaluation(
         self, trainer: pl.Trainer, module: pl.LightningModule, *position: int
     ) -> None:
-        # No training epoch is -1. A test draws the same after training as in a later command.
+        # No training epoch has the number -1. A test draws the same numbers in a later command.
         self._seed(module, -1, trainer.global_step * trainer.validating, *position)
 
     def _seed(self, module: pl.LightningModule, *numbers: int) -> None:

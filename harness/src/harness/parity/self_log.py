@@ -1,4 +1,4 @@
-"""A replacement of ``self.log`` whose values are those of the samples of all ranks.
+"""A replacement of ``self.log`` whose values count the samples of all ranks.
 
 In: the values that a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning
 treats as a torchmetrics metric. Out: values of steps and epochs, over all ranks and accumulated
@@ -58,9 +58,8 @@ class SelfLog:
         self.num_seen = 0  # samples of the running loader
         self.step: int | None = None  # in the epoch, while a training batch runs; else None
         self.is_split = False  # whether several ranks or accumulated batches make a step
-        self.known: dict[
-            str, Any
-        ] = {}  # log's arguments of values that Lightning has, of this loader
+        # By key: the arguments of ``log`` for the values of this loader that Lightning has.
+        self.known: dict[str, Any] = {}
         self.warned: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -113,7 +112,7 @@ class SelfLog:
             logged.is_pending = True
         if self.step is not None and on_step is not False:
             logged.note_step(value.clone(), weight, self.step, self.batch_idx, bool(part))
-        elif on_step and self.trainer.world_size == 1:  # ranks share no evaluation steps
+        elif on_step and self.trainer.world_size == 1:  # else each rank evaluates other batches
             logged.note_step(value.clone(), weight, 0, 0)
         if on_step or not self._is_known(key, passed):
             self.pass_to_lightning(logged)
@@ -121,7 +120,8 @@ class SelfLog:
     def _is_known(self, key: str, how: dict[str, Any]) -> bool:
         """Return whether Lightning has the value already, and reads it after the loader.
 
-        Then ``log`` is not called again: it copies all values, and may take longer than a step.
+        In that case Lightning's ``log`` is not called again, because it copies all values, which
+        may take longer than a step.
         """
         is_known = self.batch is not None and self.step is None and self.known.get(key) == how
         self.known[key] = how
@@ -171,8 +171,9 @@ class SelfLog:
         if is_at_steps and self.is_split and not metric.dist_sync_on_step:
             self._warn_once(
                 name,
-                "The metric %s is logged at steps. Each step's value counts only the last "
-                "accumulated batch on rank 0. The value of the epoch counts all samples.",
+                "The metric %s is logged at steps. A step's value counts only the last accumulated "
+                "batch on rank 0.\nUse on_step=False, on_epoch=True: an epoch's value counts all "
+                "samples.",
             )
         return not given.get("on_step") and self._is_known(key, how | {"metric": id(metric)})
 
@@ -262,7 +263,7 @@ class SelfLog:
 
 
 def operation(how: dict[str, Any]) -> str:
-    """Return the name of the argument ``reduce_fx``, which may be a string or a function."""
+    """Return the name of the reduction in the argument ``reduce_fx``, a string or a function."""
     op = how.get("reduce_fx", "mean")
     op = (op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
     return "mean" if op == "avg" else op

@@ -1,8 +1,8 @@
 """Save the state of a module and of all objects that it refers to, and restore it in place.
 
-In: objects of the user. Containers are copied; their elements are followed. A tensor is copied to
-the host only before an operation writes it (``before_write``). So a large model costs nothing,
-unless its step writes parameters. Next: ``parity_passes.py`` restores the state after each pass.
+In: objects of the user. A container is copied, and its elements are saved in turn. A tensor is
+copied to the host only before an operation writes it (``before_write``). So a large model costs
+nothing, unless its step writes parameters. Next: ``parity_passes.py`` restores the state.
 """
 
 import functools
@@ -31,8 +31,8 @@ MOST_OBJECTS = 100_000
 MOST_ELEMENTS = 10_000  # of a data module's container
 MOST_COMPARED = 1024  # elements of a tensor, in ``numbers``
 CONTAINERS = (list, dict, set, deque, bytearray)
-GLOBALS: Any = (*CONTAINERS, *GENERATORS, Tensor, np.ndarray)  # of a user's Python file
-# Not followed: a step does not change them, or ``parity_passes.py`` replaces their methods.
+GLOBALS: Any = (*CONTAINERS, *GENERATORS, Tensor, np.ndarray)  # saved in a user's Python file
+# Not saved: a step does not change them, or ``parity_passes.py`` replaces their methods.
 LEFT_ALONE = (
     *(types.ModuleType, logging.Logger, logging.Handler),
     *(threading.Thread, weakref.ref, *weakref.ProxyTypes, pl.Trainer, pl.strategies.Strategy),
@@ -41,7 +41,7 @@ LEFT_ALONE = (
 
 
 class NotCheckedError(Exception):
-    """The check cannot restore the run's state afterwards; the message has the reason."""
+    """The run cannot make a parity check; the message has the reason."""
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Snapshot:
     """Save the state of objects, and restore it in place.
 
     Args:
-        roots: modules, callbacks or other objects. Their attributes and containers are followed.
+        roots: modules, callbacks or other objects, with all objects that they refer to.
         data: the data module. Its arrays and large containers are left out.
 
     Raises:
@@ -77,8 +77,8 @@ class Snapshot:
 
     def _follow(self, queue: list[Any], seen: set[int], is_data: bool = False) -> None:
         for value in queue:  # the loop appends to it
-            is_plain = type(value) in SCALARS and type(value) is not bytearray
-            if is_plain or id(value) in seen or isinstance(value, LEFT_ALONE):
+            is_scalar = type(value) in SCALARS and type(value) is not bytearray
+            if is_scalar or id(value) in seen or isinstance(value, LEFT_ALONE):
                 continue
             seen.add(id(value))
             if is_data and (isinstance(value, np.ndarray) or is_large(value)):
@@ -201,7 +201,7 @@ class Snapshot:
         """Return strings that differ if a number, or the sum of a tensor, differs."""
         detached = [corner(tensor.detach()) for tensor, *_ in self.tensors]
         sums = [float(tensor.to(sum_dtype(tensor.device)).sum()) for tensor in detached]
-        return [repr(sums), repr({place: n.tolist() for place, n in self.numbers().items()})]
+        return [repr(sums), repr({key: n.tolist() for key, n in self.numbers().items()})]
 
     def restore(self) -> None:
         """Restore the state. The copies stay, for the next pass."""
@@ -209,7 +209,7 @@ class Snapshot:
             for content, copy in self.written.values():
                 content.copy_(copy)
         for tensor, alias, gradient, requires_grad in self.tensors:
-            if place_of(tensor) != place_of(alias):
+            if memory_of(tensor) != memory_of(alias):
                 tensor.data = alias
             if tensor.is_leaf:
                 if tensor.requires_grad != requires_grad:
@@ -247,7 +247,7 @@ def is_internal(kind: type) -> bool:
     return kind.__module__.startswith("torch._")
 
 
-def place_of(tensor: Tensor) -> Any:
+def memory_of(tensor: Tensor) -> Any:
     """Return the address, shape and strides of a tensor."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
@@ -261,7 +261,7 @@ def cell_content(cell: Any) -> list[Any]:
 
 
 def refill(live: Any, elements: list[Any]) -> None:
-    """Replace the elements of a container, unless it has the same."""
+    """Replace the elements of a container, unless it has the same elements."""
     if isinstance(live, dict):
         present = list(live.items())
         is_same = len(present) == len(elements) and all(
