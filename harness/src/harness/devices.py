@@ -2,9 +2,9 @@
 
 In: the number of GPUs, and the memory that must be free on each. Out: ``CUDA_VISIBLE_DEVICES``,
 which all ranks on this machine inherit. A run locks the GPUs that it chooses against other runs
-with ``gpus=emptiest``. A lock is a name in Linux's abstract socket namespace: all users share it,
-and the system frees it when the process ends. This module starts no CUDA, and imports no torch
-unless NVML is missing.
+with ``gpus=emptiest``. A lock is a name in Linux's abstract socket namespace, which all users of a
+machine share. The system frees the name when the process ends. This module does not initialise
+CUDA, and imports torch only if NVML is missing.
 """
 
 import os
@@ -102,7 +102,7 @@ def num_gpus() -> int:
 def visible(present: list[Gpu]) -> list[Gpu]:
     """Return the GPUs that CUDA shows for ``CUDA_VISIBLE_DEVICES``.
 
-    As in CUDA, the list ends at the first name of no GPU, and is empty if it names a GPU twice.
+    As in CUDA, the list ends at the first name that no GPU has, and is empty if a GPU occurs twice.
     """
     if (names := os.environ.get(VISIBLE)) is None:
         return present
@@ -118,7 +118,7 @@ def visible(present: list[Gpu]) -> list[Gpu]:
 
 
 def candidates() -> list[Gpu]:
-    """Return the GPUs that ``gpus=emptiest`` may choose: all, or ``CUDA_VISIBLE_DEVICES``.
+    """Return the GPUs that ``gpus=emptiest`` may choose: all, or those that CUDA shows.
 
     Raises:
         UserError: if there is no GPU, or the variable names one that does not exist.

@@ -126,7 +126,7 @@ class LocalBatchCounts:
         return local_size * self.num_local_batches / global_size
 
     def is_padding(self, batch_idx: int) -> bool:
-        """Return whether this local batch is empty; it then repeats a sample with weight 0."""
+        """Return whether this local batch is empty. The rank then repeats a sample of weight 0."""
         local_size, global_size = self.counts(batch_idx)
         return local_size == 0 and global_size > 0
 

@@ -20,7 +20,7 @@ def cached(path: Path, create: Callable[[Path], object]) -> Path:
 
     Args:
         path: the name of the complete file or folder.
-        create: creates the file or folder at the path that it is called with.
+        create: a function that gets a path, and creates the file or folder there.
 
     Raises:
         UserError: if the cache cannot be written, for example on a full disk.

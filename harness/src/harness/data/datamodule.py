@@ -1,6 +1,7 @@
 """The base class of a project's data modules.
 
-In: data sets that subclasses build. Out: plain loaders. Next: ``wrap_loaders`` wraps them.
+In: data sets that subclasses build. Out: loaders of global batches. Next: ``wrap_loaders`` splits
+these batches over the ranks.
 """
 
 import sys
@@ -30,10 +31,11 @@ class DataModule(pl.LightningDataModule):
         batch_size: samples per optimizer step, summed over all ranks.
         num_workers: worker processes that load data, per training process; 0 loads in the
             training process, and ``"auto"`` starts one per available core, at most 8.
-        pin_memory: page-locked batches, faster to copy to a GPU; ``"auto"`` pins only for CUDA.
-        persistent_workers: keep workers from one epoch to the next.
+        pin_memory: whether to keep batches in page-locked memory, which is copied to a GPU faster;
+            ``"auto"`` does so only for CUDA.
+        persistent_workers: whether to keep workers from one epoch to the next.
         prefetch_factor: batches that each worker keeps ready.
-        drop_last: leave out a last training batch that is smaller than ``batch_size``.
+        drop_last: whether to leave out a last training batch smaller than ``batch_size``.
         max_samples_per_device: the most samples that fit on one device at once; a larger local
             batch is split into micro-batches, and their gradients are accumulated. ``None``
             splits nothing.
@@ -98,7 +100,7 @@ class DataModule(pl.LightningDataModule):
             name = type(self).__name__
             try:
                 length = len(dataset)
-            except TypeError as error:  # also of a __len__ that returns 24.0
+            except TypeError as error:  # also if __len__ returns 24.0
                 raise UserError(
                     f"{name}.make_dataset({split!r}) returned {type(dataset).__name__}, which has "
                     f"no length: {error}.\nReturn a data set with a __len__ that is a whole "
@@ -162,7 +164,7 @@ class DataModule(pl.LightningDataModule):
         return max(num_requested, num_needed)
 
     def _loader(self, split: str, **batches: Any) -> DataLoader[Any]:
-        """Return a plain loader of a split's global batches."""
+        """Return a ``DataLoader`` of a split's global batches, which knows nothing of ranks."""
         dataset, trainer = self.dataset(split), self.trainer
         num_workers = self._num_workers_for(dataset)
         on_cuda = trainer is not None and trainer.strategy.root_device.type == "cuda"

@@ -1,8 +1,8 @@
 """Facts of the data that a config may refer to: sizes, scales, class names.
 
 In: a value such as ``from_data.num_classes`` in a config. Out: the data module's fact of that name,
-or else its attribute. A training writes its facts to ``data.json`` in its folder. Resumed runs and
-all commands that use its checkpoints read them from there.
+or else its attribute. A training run writes the facts to ``data.json`` in its folder. Resumed runs
+and all commands that use its checkpoints read the facts from there.
 """
 
 from pathlib import Path
@@ -20,13 +20,13 @@ PREFIX = "from_data."
 
 
 def read_facts(run_dir: Path) -> dict[str, Any]:
-    """Return the facts of a run, or ``{}`` if it has none; raise a ``UserError`` if damaged."""
+    """Return a run's facts, or ``{}`` if it has no file; raise if the file is damaged."""
     path = run_dir / FILE
     if not path.exists():
         return {}
     try:
-        is_plain = read_bytes(path, MAX_JSON).startswith(b"{")  # version 0.3: no checksum
-        text = "\n" * is_plain + (path.read_text() if is_plain else read_yaml(path, MAX_JSON))
+        is_json = read_bytes(path, MAX_JSON).startswith(b"{")  # version 0.3: no checksum
+        text = "\n" * is_json + (path.read_text() if is_json else read_yaml(path, MAX_JSON))
         return dict(parse_json(text.partition("\n")[2].encode()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}. Restore it from a backup.") from error
@@ -44,7 +44,7 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
     Without a ``DataModule``, the facts come from ``run_dir``, the folder of the training.
 
     Raises:
-        UserError: if the data has no fact of a name.
+        UserError: if a value names a fact that the data does not have.
     """
     if isinstance(data, DataModule):
         facts = dict(data.facts)
@@ -67,8 +67,8 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
         facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # NumPy or torch
         return facts[name]
 
-    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    container: Any = OmegaConf.to_container(cfg, resolve=True)
     for key in ("model", "callbacks"):
-        if plain.get(key) is not None:
-            cfg[key] = fill(plain[key], key)
+        if container.get(key) is not None:
+            cfg[key] = fill(container[key], key)
     return facts

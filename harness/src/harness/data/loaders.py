@@ -60,7 +60,7 @@ class SharedLoader(DataLoader[Any]):
 
     on_batch_requested: Callable[[], object] = staticmethod(lambda: None)  # before a batch is read
     on_batch_ready: Callable[[], object] = staticmethod(lambda: None)  # after a batch was read
-    seeds_transfer = False  # seed the generators for hooks that run as a batch moves to its device
+    seeds_transfer = False  # whether to seed the generators for hooks that transfer a batch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A subclass may have other arguments; ``rebuild_loader`` copies its attributes instead.
@@ -99,7 +99,7 @@ class SharedLoader(DataLoader[Any]):
 def rebuild_loader(loader: DataLoader[Any], dataset: Any, **batches: Any) -> SharedLoader:
     """Return a loader of the same class and settings as ``loader``, with other batches."""
     kind, num_workers = type(loader), loader.num_workers
-    if kind.__module__.startswith("torchdata."):  # it resumes by itself, after our sampler has
+    if kind.__module__.startswith("torchdata."):  # its class would also resume, a second time
         kind = DataLoader
     bases = (SharedLoader,) if kind is DataLoader else (SharedLoader, kind)
     new: SharedLoader = type(kind.__name__, bases, {})(

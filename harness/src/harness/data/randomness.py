@@ -68,16 +68,16 @@ def restore_generators(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[2])
 
 
-def same_states(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Return whether two results of ``generator_states`` are equal: no draw in between."""
-    (_, key, *rest), (_, other, *others) = a[1], b[1]
-    is_same = a[0] == b[0] and rest == others and bool(np.array_equal(key, other))
-    return is_same and torch.equal(a[2], b[2])
+def same_states(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    """Return whether two results of ``generator_states`` are equal: nothing was drawn between."""
+    (_, key, *rest), (_, other, *others) = before[1], after[1]
+    is_same = before[0] == after[0] and rest == others and bool(np.array_equal(key, other))
+    return is_same and torch.equal(before[2], after[2])
 
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the generators at the end of the block; dropout, for example, uses the same ones."""
+    """Restore the generators at the end of the block, because code such as dropout uses them."""
     states = generator_states()
     try:
         yield

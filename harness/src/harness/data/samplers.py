@@ -19,6 +19,6 @@ def samplers_in(batches: Any) -> list[Any]:
 
 
 def numbers_in(batches: Any) -> list[dict[str, Any]]:
-    """Return the attributes of each sampler in a batch sampler that are numbers."""
+    """Return, for each sampler in a batch sampler, the attributes that are numbers."""
     attributes = [getattr(sampler, "__dict__", {}) for sampler in samplers_in(batches)]
     return [{n: v for n, v in held.items() if type(v) in NUMBERS} for held in attributes]

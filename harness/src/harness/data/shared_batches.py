@@ -30,7 +30,7 @@ from harness.data.stock_order import ShuffledBatches, checksum, compact, is_stoc
 from harness.errors import UserError
 
 log = logging.getLogger(__name__)
-NUM_FIRST = 8  # the first-batch check may use this many batches of an epoch
+NUM_FIRST = 8  # batches of an epoch that the parity check may use
 
 
 @dataclass(eq=False, repr=False)
@@ -39,14 +39,14 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
 
     A round is one iteration over ``batches``. An epoch has one round, or several if the loader is
     shorter than another loader of the same step. ``batches`` may be torch's sampler, a weighted
-    sampler, a sampler that sorts by length, or the user's. Only ``batches`` decides which samples
-    form a global batch. Every rank draws the same global batches, with generators that are seeded
-    by (seed, epoch, round), and takes its indices:
+    sampler, a sampler that sorts by length, or the user's own. Only ``batches`` decides which
+    samples form a global batch. Every rank draws the same global batches, with generators that are
+    seeded by (seed, epoch, round), and then selects its own indices:
 
-    - Training: each rank takes an equal part of each global batch, so a run stopped on 4 devices
+    - Training: each rank gets a local batch of each global batch, so a run stopped on 4 devices
       can continue on 2. A rank without samples computes a sample again with weight 0, because
       every rank must compute every step.
-    - Evaluation: the ranks take whole batches in turn, so code that uses a whole batch gets the
+    - Evaluation: the ranks get whole batches in turn, so code that uses a whole batch gets the
       batches of a single process. A rank may have one batch more than another. If there are fewer
       batches than ranks, the batches are split by samples.
     """
@@ -78,9 +78,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         self.generators: list[Any] | None = None  # of the data set; found at the first batch
         self.was_iterated = False  # whether the loader has iterated over this sampler
         self.sampler = self  # Lightning calls `loader.batch_sampler.sampler.set_epoch`
-        self.evaluation_batches: list[Sequence[Any]] | None = (
-            None  # this rank's batches of an evaluation
-        )
+        # This rank's batches of an evaluation; None until they are drawn.
+        self.evaluation_batches: list[Sequence[Any]] | None = None
         self.initial_numbers = numbers_in(self.batches)
         self._begin_epoch()
 
@@ -89,13 +88,13 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
         self.running, self.num_rounds, self.num_in_rounds = self.epoch, 0, 0
         # By global batch of this epoch: the samples before it, and a checksum of their indices.
         self.totals, self.sums = array("q", [0]), array("I", [0])
-        self.first: list[list[Any]] = []  # the first training batches, for the first-batch check
+        self.first: list[list[Any]] = []  # the first training batches, for the parity check
         self.numbers = self._changed_numbers()
 
     def _draw(self, num_skipped: int = 0) -> Iterator[list[Any]]:
         """Yield the global batches of one round, and count their samples.
 
-        ``num_skipped`` batches at the start may be left out, but are counted.
+        The first ``num_skipped`` batches may be left out, but their samples are counted.
         """
         seed = mix_seed(self.seed, 0 if self.is_fixed else self.running, self.num_rounds)
         samplers = samplers_in(self.batches)

@@ -25,8 +25,8 @@ class SplitDataModule(DataModule):
         val_fraction: fraction of all samples in the validation split.
         test_fraction: fraction of all samples in the test split; a fold has ``1 / num_folds``.
         split_seed: seeds the splits; independent of the run's seed, so that runs are comparable.
-        fold: which of the ``num_folds`` folds is the test split, from 0; ``None`` draws
-            ``test_fraction``.
+        fold: which of the ``num_folds`` folds is the test split, from 0; ``None`` draws a test
+            split of ``test_fraction`` instead.
         num_folds: number of folds, of equal size.
         **kwargs: see ``DataModule``.
     """
@@ -57,12 +57,13 @@ class SplitDataModule(DataModule):
 
         Args:
             num_samples: the number of samples, N.
-            classes: the class of each sample, shape (N,); each split has them in proportion.
+            classes: the class of each sample, shape (N,). Each split then has all classes in the
+                same proportions.
             class_names: the names of the classes in messages.
 
         Raises:
             UserError: if a number is out of its range, a split would be empty, or a class has too
-                few samples to be in all of them.
+                few samples to be in every split.
         """
         num_val, num_test = self._sizes(num_samples)
         if classes is not None:
@@ -118,7 +119,7 @@ class SplitDataModule(DataModule):
     def drawn_from(self, checksum: int | str) -> str:
         """Return a text of the samples' checksum and all settings that the splits depend on.
 
-        ``infer_facts`` returns it as the fact ``drawn_from``.
+        ``infer_facts`` returns this text as the fact ``drawn_from``.
         """
         names = ("split_seed", "val_fraction", "test_fraction", "fold", "num_folds")
         return ", ".join([str(checksum), *(f"data.{name}={getattr(self, name)}" for name in names)])
@@ -129,7 +130,7 @@ class SplitDataModule(DataModule):
         if before not in ("", str(checksum), now):  # earlier versions stored only the checksum
             log.warning(
                 "The test split may contain samples of the training: the data or its split (%s) "
-                "differs from that of the training (%s).",
+                "differs from that of the training (%s).\nUse the training's data and settings.",
                 now,
                 before,
             )

@@ -2,7 +2,7 @@
 
 In: a ``BatchSampler`` of a ``RandomSampler``. Out: the same batches in the same order. torch makes
 a Python list of the permutation, about 60 bytes per sample in each rank, before the first batch.
-This file keeps the tensor of ``torch.randperm``, and a resumed run starts inside it at once.
+This module keeps the tensor of ``torch.randperm``, so a resumed run starts at any batch at once.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
-BATCHES_PER_BLOCK = 64  # that become Python lists at a time
+BATCHES_PER_BLOCK = 64  # batches that become Python lists at a time
 
 
 def is_stock_shuffle(batches: Any) -> bool:
@@ -28,7 +28,7 @@ class ShuffledBatches:
     """The batches of one pass over a stock sampler, drawn as the sampler draws them.
 
     Args:
-        batches: for which ``is_stock_shuffle`` is true.
+        batches: a batch sampler for which ``is_stock_shuffle`` returns true.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -58,7 +58,7 @@ class ShuffledBatches:
                 yield indices[low : low + self.size]
 
     def checksum(self, num_batches: int, before: int) -> int:
-        """Return what ``checksum`` returns after so many batches, without making lists."""
+        """Return the result of ``checksum`` after the first ``num_batches``, without lists."""
         content: Any = self.order[: num_batches * self.size].numpy().data
         return zlib.crc32(content, before)
 

@@ -10,8 +10,8 @@ rules:
 - *Randomness.* The stream draws from ``random``, ``numpy.random`` or ``torch``, which are seeded by
   (seed, epoch). The seeds are equal in all readers at first, so a stream may shuffle an order and
   split it afterwards.
-- *Resume.* A resumed run reads the epoch from its start, and drops the batches that it has already
-  trained on. The stream must yield the same samples again, with as many ranks and workers.
+- *Resume.* A resumed run reads the epoch from its start, and drops the batches that the run has
+  already trained on. The stream must yield the same samples again, with as many ranks and workers.
 - *Uneven ends.* A rank whose part has ended repeats its last batch with weight 0 until all other
   ranks have ended as well.
 """
@@ -187,15 +187,15 @@ class SharedStream(LocalBatchCounts):
 def share_stream(
     loader: Any, trainer: pl.Trainer, split: str, name: str, seed: int
 ) -> SharedStream:
-    """Wrap a loader with an ``__iter__`` of its own, or whose data set is iterable.
+    """Wrap a loader that has its own ``__iter__`` or an iterable data set.
 
     Raises:
         UserError: if the stream cannot be split between the ranks.
     """
     num_ranks, rank = world_size_and_rank(trainer)
-    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    is_dataloader = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     data = getattr(loader, "dataset", loader)
-    name = f"{name} ({type(data if is_plain else loader).__name__})"
+    name = f"{name} ({type(data if is_dataloader else loader).__name__})"
     if split == "train" and trainer.accumulate_grad_batches > 1:
         raise UserError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} splits batches, "
@@ -211,7 +211,8 @@ def share_stream(
             "of each process and worker (and does nothing if the stream splits itself), or use "
             "one process."
         )
-    num_workers, size = getattr(loader, "num_workers", 0), loader.batch_size if is_plain else None
+    num_workers = getattr(loader, "num_workers", 0)
+    size = loader.batch_size if is_dataloader else None
     if num_ranks > 1 and rank == 0:
         step = f"{size} samples" if size else f"{num_ranks} of its batches"
         print(
@@ -226,7 +227,7 @@ def share_stream(
             "stream does not split itself, each worker reads the whole stream. In that case, use "
             "num_workers=1."
         )
-    if is_plain:
+    if is_dataloader:
         batches = {"batch_size": size, "collate_fn": loader.collate_fn}
         if size is not None:
             check_batch_size(size, num_ranks, 1, name)

@@ -2,7 +2,7 @@
 
 In: a ``DataLoader(batch_size=32)``, which means 32 samples per optimizer step over all ranks.
 Out: a loader of the same class, with a ``SharedBatchSampler`` around its batch sampler.
-``loader.sampler`` stays the user's. A loader without a sampler becomes a ``SharedStream``.
+``loader.sampler`` stays the user's sampler. A loader without a sampler becomes a ``SharedStream``.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from harness.errors import UserError
 
 
 def wrap_loaders(loaders: Any, trainer: pl.Trainer, split: str, name: str, seed: int) -> Any:
-    """Replace each loader, returned by the method ``name``, by one that yields local batches.
+    """Replace the loaders that the method ``name`` returned by loaders that yield local batches.
 
     Raises:
         UserError: if the batches cannot be split between the ranks.
@@ -106,7 +106,7 @@ def _wrap_map_loader(
     )
     wrapped = rebuild_loader(loader, loader.dataset, batch_sampler=shared, collate_fn=collate)
     if not is_fixed:  # with overfit_batches, Lightning requires a SequentialSampler
-        vars(wrapped)["sampler"] = loader.sampler  # for readers; torch forbids to assign it
+        vars(wrapped)["sampler"] = loader.sampler  # for user code; torch forbids an assignment
     return wrapped
 
 
@@ -120,7 +120,7 @@ def _batches_of(loader: Any, name: str, is_split: bool) -> tuple[Any, Any]:
                 "split between processes or accumulated batches.\n"
                 "Give the DataLoader a batch_size, or use one process."
             )
-        batches, collate = BatchSampler(loader.sampler, 1, False), partial(_only, collate)
+        batches, collate = BatchSampler(loader.sampler, 1, False), partial(_collate_first, collate)
     sampler: Any = getattr(batches, "sampler", None)
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         # The library splits the batches instead.
@@ -135,5 +135,5 @@ def _batches_of(loader: Any, name: str, is_split: bool) -> tuple[Any, Any]:
     return batches, collate
 
 
-def _only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
+def _collate_first(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     return collate(samples[0])

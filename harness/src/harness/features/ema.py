@@ -13,10 +13,10 @@ from harness.errors import UserError
 class EMA(Averaging):
     """Keep an exponential moving average of the weights, for validation, checkpoints and tests.
 
-    After each optimizer step ``average = decay * average + (1 - decay) * weights``, for buffers
-    such as BatchNorm's statistics as well. After n steps the decay is at most
-    ``(1 + n) / (10 + n)``: otherwise a run of a thousand steps would test mostly its initial
-    weights. The average itself is not trained.
+    Each optimizer step sets ``average = decay * average + (1 - decay) * weights``, also for buffers
+    such as BatchNorm's statistics. After n steps the decay is at most ``(1 + n) / (10 + n)``:
+    otherwise a run of a thousand steps would test mostly its initial weights. The average itself is
+    not trained.
 
     In a checkpoint ``state_dict`` is the average, and ``current_model_state`` are the weights with
     which training continues.
@@ -29,7 +29,7 @@ class EMA(Averaging):
         self.decay = decay
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make the average.
+        """Create the average.
 
         Raises:
             UserError: the precision is 16-bit, which would round the average's small steps to 0.

@@ -18,7 +18,8 @@ def cosine(
     Args:
         optimizer: its groups' learning rates are the largest rates.
         total_steps: optimizer steps of the run, which ``build_optimizers`` fills in.
-        warmup: the fraction of the steps in which the rate rises; from 1 on, their number.
+        warmup: the fraction of the steps in which the rate rises. A value of 1 or more is their
+            number.
         final: the fraction of the largest rate that is left at the end.
 
     Raises:
@@ -43,6 +44,6 @@ def cosine(
         return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
     schedule = LambdaLR(optimizer, factor)
-    # In checkpoints: a resumed run that became longer can warn that its schedule did, too.
+    # Saved in checkpoints, so that a longer resumed run can warn that its schedule has changed.
     schedule.total_steps = total_steps  # type: ignore[attr-defined]
     return schedule

@@ -1,4 +1,4 @@
-"""Make steps faster, with other rounding: ``compile``, ``channels_last`` and ``tf32``."""
+"""Make steps faster, which changes rounding: ``compile``, ``channels_last`` and ``tf32``."""
 
 import logging
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ def run_name(run_dir: str) -> str:
 
 
 def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str | None:
-    """Return MLflow's id of the run that an earlier start has made; ``None`` at the first start.
+    """Return MLflow's id of the run that an earlier start created; ``None`` at the first start.
 
     Raises:
         UserError: MLflow is not installed.
@@ -41,7 +41,7 @@ def mlflow_run_id(run_dir: str, experiment_name: str, tracking_uri: str) -> str 
 
 
 def send_no_reports() -> None:
-    """Switch off the trackers' telemetry, unless an environment variable has set it."""
+    """Switch off the trackers' telemetry, unless the user has set its environment variable."""
     for name, value in NO_REPORTS.items():
         os.environ.setdefault(name, value)
 

@@ -1,7 +1,7 @@
-"""ddp for modules whose hooks freeze or thaw parameters during training.
+"""ddp for modules whose hooks freeze or unfreeze parameters during training.
 
-torch's DDP averages the gradients of the parameters that are trainable when it wraps the model.
-It would not average gradients of parameters that are thawed later, and would wait for gradients of
+torch's DDP averages the gradients of the parameters that are trainable when it wraps the model. It
+would not average gradients of parameters that are unfrozen later, and would wait for gradients of
 parameters that are frozen later. So this strategy wraps the model again before a step, if hooks
 such as those of ``BaseFinetuning`` have changed which parameters are trained. All ranks must
 change the same parameters: otherwise torch raises an error, because its collectives do not match.
@@ -16,14 +16,14 @@ from harness.errors import UserError
 
 
 class DDPStrategy(strategies.DDPStrategy):
-    """Lightning's strategy; it wraps the model again when other parameters are to be trained.
+    """Lightning's strategy, which wraps the model again when the trained parameters change.
 
-    With ``find_unused_parameters`` DDP does not wait for frozen parameters. They stay wrapped,
-    because a later step may thaw them, as a GAN's steps do.
+    With ``find_unused_parameters``, DDP does not wait for frozen parameters. Such parameters stay
+    in ``averaged``, because a later step may unfreeze them, as a GAN's steps do.
     """
 
     parameters: tuple[nn.Parameter, ...] = ()
-    averaged: frozenset[nn.Parameter] = frozenset()  # those whose gradients DDP averages
+    averaged: frozenset[nn.Parameter] = frozenset()  # parameters whose gradients DDP averages
     requires_grad: list[bool] | None = None  # of each parameter, before the last step
     is_wrapping = False
 
@@ -38,9 +38,9 @@ class DDPStrategy(strategies.DDPStrategy):
     def determine_ddp_device_ids(self) -> list[int] | None:
         """Return the device ids for NCCL's barriers; ``None`` while DDP wraps the model.
 
-        With device ids Lightning 2.6 builds DDP on another CUDA stream than that of the steps.
-        Then torch warns about gradients on that stream, and synchronises both (Lightning #21567).
-        Without ids DDP uses the device of its module.
+        With device ids, Lightning 2.6 builds DDP on another CUDA stream than that of the steps.
+        torch then warns about gradients on that stream, and synchronises both streams (Lightning
+        #21567). Without ids, DDP uses the device of its module.
         """
         return None if self.is_wrapping else super().determine_ddp_device_ids()
 

@@ -1,7 +1,7 @@
 """dp: one process on one machine drives all its devices. Also the base class of dp and ddp2.
 
 A step runs once, on the whole batch. The loader's sampler counts the samples of that batch. Each
-call of the network is split by these rows over all devices of the process (`parallel_forward`).
+call of the network is split by samples over all devices of the process (`parallel_forward`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,10 +55,10 @@ class NodeParallelStrategy(ParallelStrategy):
         named_submodules(self.lightning_module, self.modules)  # raises before Lightning wraps it
         super().setup(trainer)
         devices = self.parallel_devices or []
-        parts = named_submodules(self.lightning_module, self.modules or ("",))
+        modules = named_submodules(self.lightning_module, self.modules or ("",))
         options = self.whole_inputs, self.scalar_outputs
         self.parallel_forwards = [
-            ParallelForward(part, devices, *options) for part in parts if len(devices) > 1
+            ParallelForward(module, devices, *options) for module in modules if len(devices) > 1
         ]
 
     def teardown(self) -> None:
@@ -147,21 +147,21 @@ def named_submodules(module: pl.LightningModule, names: Sequence[str]) -> list[n
     Raises:
         UserError: a submodule does not exist.
     """
-    parts = dict(module.named_modules())
-    if missing := [name for name in names if name not in parts]:
+    submodules = dict(module.named_modules())
+    if missing := [name for name in names if name not in submodules]:
         children = ", ".join(child for child, _ in module.named_children())
         raise UserError(
             f"trainer.strategy.modules={[*names]}: {type(module).__name__} has no {missing[0]}. "
             f"Use some of {children}, or their submodules."
         )
-    return [parts[name] for name in names]
+    return [submodules[name] for name in names]
 
 
 def batch_sizes(trainer: pl.Trainer, step_args: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the number of samples that each loader has in a step's batch.
 
-    It is empty if a sampler cannot count them. ``step_args`` are the step's arguments: the batch,
-    and if the step's signature has them ``batch_idx`` and ``dataloader_idx``.
+    The result is empty if a sampler cannot count them. ``step_args`` are the step's arguments: the
+    batch, then ``batch_idx`` and ``dataloader_idx`` if the step has these parameters.
     """
     if len(step_args) == 1 and not trainer.training:
         return ()  # an evaluation step without batch_idx: Lightning stores it nowhere else

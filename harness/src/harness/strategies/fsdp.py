@@ -35,7 +35,8 @@ INSTEAD = "Make the change in a hook such as on_train_batch_start, or use strate
 class FSDPStrategy(DDPStrategy):
     """Give each rank a shard of every parameter.
 
-    A step gathers the full parameters. Those of ``modules`` are gathered only while these compute.
+    A step gathers the full parameters. Each submodule in ``modules`` has its full parameters only
+    while it computes.
 
     Args:
         modules: submodules to shard separately, such as ["net.encoder"]; by default all blocks.
@@ -60,7 +61,7 @@ class FSDPStrategy(DDPStrategy):
         return self.lightning_module
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Check that sharded training can equal that on one device, then shard the module.
+        """Check that sharded training can equal training on one device, then shard the module.
 
         Raises:
             UserError: a setting, a callback or an optimizer does not work with shards.
@@ -120,11 +121,11 @@ class FSDPStrategy(DDPStrategy):
         """Wrap nothing: ``fully_shard`` reduces the gradients."""
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the full state dict on rank 0's CPU. It is collective; others get an empty one."""
+        """Return the full state dict on rank 0's CPU, and {} elsewhere. All ranks must call it."""
         return self._gathered(self.module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the full optimizer state on rank 0, as of one device. It is collective."""
+        """Return the full optimizer state on rank 0, as on one device. All ranks must call it."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
         full = {key: self._gathered(values) for key, values in state["state"].items()}
         return {**state, "state": full}
@@ -153,7 +154,7 @@ class FSDPStrategy(DDPStrategy):
 
 
 class Root(nn.Module):
-    """Gather the parameters outside of all units while a method of the module runs."""
+    """Gather the parameters that belong to no unit, while a method of the module runs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -187,8 +188,8 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
 def refuse_changes(unit: nn.Module) -> None:
     """Make a unit's forward raise an error if it changes its parameters.
 
-    It would change the gathered copies, not the shards, and the change would be lost. The first
-    training call is checked for values, every call for ``requires_grad``.
+    Such a forward would change the gathered copies and not the shards, so the change would be lost.
+    The first training call is checked for changed values, every call for ``requires_grad``.
     """
     forward, is_checked = unit.forward, False
 

@@ -17,8 +17,8 @@ from harness.errors import UserError
 
 ONE_PROCESS = ("DataParallelStrategy", "DDP2Strategy")  # one process per machine drives all devices
 MPI = {"RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE"}
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # with them machines find each other
-REFUSALS = {  # {0} is the Trainer's settings, {1} the launcher
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # how machines find each other
+REFUSALS = {  # {0} stands for the Trainer's settings, {1} for the launcher
     "spawns": "strategy={0.strategy} cannot save a checkpoint when a signal ends its processes.\n"
     "Use strategy=ddp or dp.",
     "syncs": "trainer.sync_batchnorm=true does not work with dp and ddp2.\n"
@@ -53,8 +53,8 @@ def num_processes(trainer: Any) -> int:
 def num_extra_processes(trainer: Any) -> int:
     """Return how many processes each machine needs besides the one that runs the command.
 
-    There is one process per device, but in dp and ddp2 one per machine. Without a launcher the
-    command starts them, and each runs the program again.
+    There is one process per device, but one per machine in dp and ddp2. Without a launcher, the
+    command starts the non-zero ranks, and each of them runs the same script.
     """
     devices = trainer.devices
     if strategy_name(trainer) in ONE_PROCESS:
@@ -70,7 +70,7 @@ def check_apple(trainer: Any) -> None:
     """Check that settings suit Apple's GPU: one device, and no double precision.
 
     Raises:
-        UserError: they do not.
+        UserError: a setting does not suit it.
     """
     if trainer.accelerator == "cpu" or not is_apple_silicon():
         return
@@ -92,7 +92,8 @@ def check_launcher(trainer: Any, launcher: Launcher) -> None:
     """Check that the strategy's processes are the processes that the launcher has started.
 
     Raises:
-        UserError: they are not, or the strategy cannot run; the message names another setting.
+        UserError: the processes differ, or the strategy cannot run here; the message names a
+            setting that works.
     """
     name, env, num_nodes = strategy_name(trainer), os.environ, int(trainer.num_nodes)
     needed, node = num_extra_processes(trainer) + 1, env.get("NODE_RANK") or "0"

@@ -48,8 +48,8 @@ class ParallelForward:
         devices: one per chunk; a device may occur twice; the module lives on the first.
         whole_inputs, scalar_outputs: see `NodeParallelStrategy`.
         batch_sizes: samples of the running batch, by loader. It is empty if a loader does not count
-            them, and None outside of steps, in which case calls are not split.
-        last_sizes: rows of each chunk in the last call; empty if that was not split.
+            them. Outside of steps it is None, and calls are not split.
+        last_sizes: rows of each chunk in the last call; empty if that call was not split.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ParallelForward:
     ) -> Any:
         """Call the original forward on a device, with ``tensors`` in place of its parameters.
 
-        ``tensors`` are copies of parameters and buffers by name; none of them on the first device.
+        ``tensors`` are copies of parameters and buffers by name; it is empty on the first device.
         """
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             if not tensors:
@@ -144,7 +144,7 @@ def copy_tensors(module: nn.Module, root: torch.device, device: torch.device) ->
     """Copy a module's parameters and buffers from `root` to another device.
 
     Gradients of the copies flow back to the parameters. Returns the copies by their names in
-    `_Call`. A submodule with two names has only its first one here: with both,
+    `_Call`. A submodule with two names appears only under its first name: with both names,
     ``functional_call`` would leave a copy in the module afterwards.
     """
     call, by_id, tensors = _Call(module, None, device), dict[int, Tensor](), dict[str, Tensor]()
@@ -160,7 +160,7 @@ def copy_tensors(module: nn.Module, root: torch.device, device: torch.device) ->
 
 
 def reseed_equal_seeds(generators: Sequence[torch.Generator]) -> None:
-    """Give equal seeds different values: after `torch.manual_seed` all GPUs have the same.
+    """Change equal seeds of GPUs to different ones. `torch.manual_seed` gives all GPUs one seed.
 
     With the same seed, dropout would drop the same units on each GPU.
     """

@@ -32,7 +32,8 @@ def split(
 
     - A tensor with one row (dimension 0) per sample is split as `torch.chunk` does. It may also
       have several rows per sample, such as several views of each image.
-    - Scalars, tensors of one row, plain values and the arguments in `whole` go to every device.
+    - Scalars, tensors of one row, values of the types in `PLAIN`, and the arguments in `whole` go
+      to every device.
     - A tensor that is not on the first device keeps its device: `pack_padded_sequence` needs
       lengths on the CPU.
 
@@ -43,7 +44,7 @@ def split(
         whole: names of arguments that are not split.
 
     Raises:
-        UserError: an argument is of no such kind; the message names it.
+        UserError: an argument is none of these; the message names it.
     """
     leaves: list[Any] = []
     map_leaves(leaves.append, {n: value for n, value in arguments.items() if n not in whole})
@@ -76,7 +77,7 @@ def split(
 
 
 def _problem(tree: Any, num_rows: int) -> str:
-    """Return why an argument cannot be split, or "" if each sample has a row or all share it."""
+    """Return why an argument cannot be split, or "" if it is of a kind that ``split`` lists."""
     if (children := _children(tree)) is not None:
         values = list(children.values())
         if len(values) == num_rows > 1 and all(isinstance(value, PLAIN) for value in values):

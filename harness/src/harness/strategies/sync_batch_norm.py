@@ -58,7 +58,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
 
 
 class _Sum(torch.autograd.Function):
-    """All-reduce that sums, and sends gradients back to every rank; torch's is deprecated."""
+    """An all-reduce that sums, with a gradient for every rank; torch's own is deprecated."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
