@@ -1,4 +1,4 @@
-"""Call a function whenever torch compiles something; ``torch._dynamo`` has private hooks for it."""
+"""Call a function whenever torch compiles something, by a private hook of ``torch._dynamo``."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,7 +8,7 @@ from torch._dynamo.callback import callback_handler  # Lightning has imported it
 
 
 def on_compilation(function: Callable[[], object]) -> Callable[[], None]:
-    """Call a function at the start of each compilation; return a function that removes it."""
+    """Call a function at the start of each compilation; return a function that ends these calls."""
 
     def begins(*_: Any) -> None:  # no argument in torch 2.6, one in later versions
         function()

@@ -4,8 +4,8 @@ In: Lightning's calls of its logger connector, at the end of a batch, loader, ep
 Out: final values on the CPU, for Lightning's readers and for ``on_values`` of callbacks.
 
 Lightning has no hook for the moment when values are final. It copies each value to the host
-separately, and repeats a step's value in later rows. A row has the values that loggers get at once:
-those of a training step or of an evaluation. Next: ``parity/evaluation.py`` combines the
+separately, and repeats a step's value in later rows. A **row** is the set of values that loggers
+get in one call, from a training step or an evaluation. Next: ``parity/evaluation.py`` combines the
 ranks; then loggers, checkpoints, early stopping and plateau schedules read the values.
 """
 
@@ -24,7 +24,7 @@ from harness.compat.logged_values import LoggedValue
 from harness.errors import UserError
 
 Read = Callable[[pl.Trainer], None]
-# Methods of the connector that Lightning calls, and ``FinalValues`` overrides.
+# Methods of the connector that Lightning calls and that ``FinalValues`` overrides.
 READS = (
     "on_batch_end epoch_end_reached on_epoch_end "
     "update_train_step_metrics update_eval_epoch_metrics log_eval_end_metrics"
@@ -38,7 +38,7 @@ class FinalValues(_LoggerConnector):
     fresh: dict[str, Tensor]  # values of the running evaluation
 
     def on_batch_end(self) -> None:
-        """Combine the values of a batch, and copy them to the host if they are read."""
+        """Combine the values of a batch, and copy them to the host if Lightning reads them now."""
         self.call("batch")
         if self.trainer.evaluating or self.ends_row():
             self.copy_to_host(on_step=True)
@@ -94,11 +94,11 @@ class FinalValues(_LoggerConnector):
 
     @property
     def metrics(self) -> Any:
-        """Values by reader. The progress bar gets tensors: floats would synchronise each step."""
+        """Return the values by reader. The progress bar gets tensors, without synchronising."""
         return self.read(self._first_loop_iter is not None)
 
     def read(self, on_step: bool) -> Any:
-        """Return the values of the step or of the epoch: for callbacks, loggers, progress bar."""
+        """Return the values of the step or epoch, for callbacks, loggers and the progress bar."""
         results: Any = self.trainer._results
         by_reader: Any = {"callback": {}, "log": {}, "pbar": {}}
         for _, metric in results.valid_items():
@@ -109,7 +109,7 @@ class FinalValues(_LoggerConnector):
             is_shown = metric.meta.prog_bar or (metric.meta.logger and self.trainer.loggers)
             if value.numel() != 1 and is_shown:
                 raise UserError(
-                    f"self.log({name!r}, ...) got {value.numel()} values, but it takes one.\n"
+                    f"self.log({name!r}, ...) got {value.numel()} values, but logs only one.\n"
                     "Log each value under its own name, for example in on_validation_epoch_end: "
                     'for i, value in enumerate(metric.compute()): self.log(f"val/class_{i}", value)'
                 )
@@ -129,7 +129,7 @@ class FinalValues(_LoggerConnector):
         return shown
 
     def ends_row(self) -> bool:
-        """Return whether the ending batch completes a training step that gives loggers a row."""
+        """Return whether this batch completes a training step whose values loggers get."""
         trainer: Any = self.trainer
         if not trainer.training:
             return False
@@ -139,7 +139,7 @@ class FinalValues(_LoggerConnector):
         return row_is_due(trainer) or bool(trainer.fast_dev_run)
 
     def call(self, moment: str) -> None:
-        """Call the functions of ``before_reading`` for a moment, the latest first."""
+        """Call the functions that ``before_reading`` added for a moment, the latest first."""
         for function in self.before[moment]:
             function(self.trainer)
 
@@ -168,13 +168,13 @@ class FinalValues(_LoggerConnector):
 
 
 def before_reading(trainer: pl.Trainer, **functions: Read) -> None:
-    """Call functions before Lightning reads logged values.
+    """Let functions run before Lightning reads logged values.
 
     Args:
-        trainer: its connector calls the functions.
-        functions: by moment; the latest added is called first. ``batch``: at the end of a batch.
-            ``loader``: after an epoch's steps, or a loader of an evaluation. ``hooks``: after the
-            module's epoch-end hook. ``epoch``: at the end of an epoch, after ``hooks``.
+        trainer: the trainer whose connector calls the functions.
+        functions: by moment. ``batch`` is the end of a batch. ``loader`` comes after an epoch's
+            steps, or a loader of an evaluation. ``hooks`` comes after the module's epoch-end hook,
+            and ``epoch`` after ``hooks``. The function that was added last is called first.
     """
     connector: Any = trainer._logger_connector
     if not hasattr(connector, "before"):
@@ -193,7 +193,7 @@ def read_as_before(trainer: pl.Trainer) -> None:
 
 @contextmanager
 def ending_epoch(trainer: pl.Trainer) -> Iterator[None]:
-    """End the epoch's values after ``on_train_epoch_end`` of the module; checkpoints read next."""
+    """Report the epoch's values after the module's ``on_train_epoch_end``, before checkpoints."""
     yield
     if isinstance(connector := trainer._logger_connector, FinalValues):
         connector.end_train_epoch()
@@ -224,8 +224,8 @@ def floats(values: list[Any]) -> list[float]:
     for i, value in enumerate(values):
         if isinstance(value, Tensor):
             by_type[value.dtype, value.device].append(i)
-    for places in by_type.values():
-        numbers = torch.stack([values[i].detach().reshape(()) for i in places]).tolist()
-        for i, number in zip(places, numbers, strict=True):  # synchronises, above
+    for indices in by_type.values():
+        scalars = torch.stack([values[i].detach().reshape(()) for i in indices])
+        for i, number in zip(indices, scalars.tolist(), strict=True):  # synchronises
             result[i] = number
     return [float(value) for value in result]

@@ -1,8 +1,8 @@
 """Intercept Lightning's calls of the user's methods, but not the user's own calls.
 
-Otherwise a loader that a user's hook requests would become a loader of the run. Nothing is attached
-to the user's objects, so they can be copied. ``harness/tests/compat/test_hooks.py`` fails if a
-version of Lightning calls in another way.
+If the user's calls were intercepted, a loader that a user's hook requests would become a loader of
+the run. Nothing is attached to the user's objects, so they can be copied. If a version of Lightning
+calls the methods in another way, ``harness/tests/compat/test_hooks.py`` fails.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 import pytorch_lightning as pl
 
 Request = Callable[[], Any]
-LAST = WeakKeyDictionary[Any, set[str]]()  # hooks of a strategy that ``run_last`` has replaced
+# By strategy: the names of the hooks that ``run_last`` has replaced.
+LAST = WeakKeyDictionary[Any, set[str]]()
 
 
 def around_hooks(
@@ -25,7 +26,7 @@ def around_hooks(
 ) -> None:
     """Enter a context manager around some hooks of the module or data module.
 
-    Lightning calls each hook in a context of its profiler, whose name identifies the hook.
+    Lightning calls each hook in a context of its profiler. The context's name identifies the hook.
     """
     kinds = ("LightningModule", "LightningDataModule")
     bases = [kinds[isinstance(item, pl.LightningDataModule)] for item in objects]
@@ -48,8 +49,8 @@ def around_hooks(
 def run_last(trainer: pl.Trainer, hook: str, function: Callable[..., None]) -> None:
     """Call a function after a hook of all callbacks, the module and the strategy.
 
-    Lightning calls the strategy's hook last; the function gets the same arguments. Several
-    functions run in the order in which they were added.
+    Lightning calls the strategy's hook last, so the function runs at the end of this hook, with the
+    same arguments. Several functions run in the order in which they were added.
     """
     strategy: Any = trainer.strategy
     earlier = getattr(strategy, hook)
@@ -71,7 +72,7 @@ def restore_hooks(trainer: pl.Trainer) -> None:
 def on_request(trainer: pl.Trainer, make: Callable[[Any, str, Request], Any]) -> None:
     """Call ``make`` for each loader that Lightning requests from the module or data module.
 
-    ``make`` gets that object, the name of its method, and a function that calls the method.
+    ``make`` gets the module or data module, the name of its method, and a function that calls it.
     """
     fit: Any = trainer.fit_loop
     evaluations = (trainer.validate_loop, trainer.test_loop, trainer.predict_loop)

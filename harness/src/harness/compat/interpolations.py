@@ -14,7 +14,7 @@ from omegaconf.base import Container
 from harness.errors import UserError
 
 MAX_NUM = 10_000  # interpolations per command; the template's configs have 30
-MAX_TEXT = 2**24  # characters of their values
+MAX_TEXT = 2**24  # characters of the values of all interpolations
 MAX_DEPTH = 20  # of nested interpolations
 
 
@@ -23,7 +23,7 @@ def bounded() -> Iterator[None]:
     """Limit the interpolations that are resolved in this context.
 
     Raises:
-        UserError: at the end, if they exceed a limit.
+        UserError: at the end of the context, if the interpolations exceed a limit.
     """
     original, num, text, depth = Container.resolve_parse_tree, 0, 0, 0
 

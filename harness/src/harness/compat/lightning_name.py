@@ -3,7 +3,7 @@
 The distribution ``lightning`` is a copy of ``pytorch_lightning`` and ``lightning_fabric`` with
 classes of its own. Most public modules are written for it, and a Trainer of one package refuses a
 module of the other. With this file, ``import lightning.pytorch.callbacks`` returns the module
-``pytorch_lightning.callbacks``, whether ``lightning`` is installed or not. Uses nothing private.
+``pytorch_lightning.callbacks``, whether ``lightning`` is installed or not. It uses no private name.
 """
 
 import sys
@@ -24,7 +24,7 @@ class OtherNames(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for an alias; None if the name is not one, or its module does not exist."""
+        """Return a spec for an alias; None for another name, or if the module does not exist."""
         if fullname == "lightning":
             is_installed = PathFinder.find_spec(fullname, path) is not None
             return None if is_installed else ModuleSpec(fullname, self, is_package=True)
@@ -50,7 +50,7 @@ def real_name(name: str) -> str:
 
 
 def top_attribute(name: str) -> Any:
-    """Return an attribute of ``lightning`` itself, if that is not installed."""
+    """Return an attribute of ``lightning`` itself, for a process in which it is not installed."""
     if f"lightning.{name}" in REAL:
         return import_module(f"lightning.{name}")
     if name == "__version__" or not name.startswith("__"):  # no other dunder

@@ -1,9 +1,9 @@
 """The metric that Lightning gets in place of each number that is logged.
 
 Lightning keeps logged numbers in a private collection. To combine a step's value over the ranks, it
-adds a collective to each training step. A metric object avoids both: the value can be set just
-before Lightning reads it, and the sums can be saved within an epoch. Lightning reads a step's value
-from a private attribute of the metric.
+adds a collective to each training step. A metric object needs neither: the library can set the
+value just before Lightning reads it, and can save the sums within an epoch. Lightning reads a
+step's value from a private attribute of the metric.
 
 Next: ``parity/self_log.py`` computes the values, ``final_values.py`` decides when they are read,
 and ``checkpoints/logged_values.py`` saves them. Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9;
@@ -42,7 +42,7 @@ class LoggedValue(Metric):
         self.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # skips the checks of nn.Module, which cost time
+        object.__setattr__(self, name, value)  # skips the checks of nn.Module, which are slow
 
     @property
     def device(self) -> torch.device:
@@ -58,11 +58,11 @@ class LoggedValue(Metric):
         self.total: Tensor = self.zero + START[self.op]
         self.weight: Number = 0
         self.computed: Tensor | None = None  # the value that Lightning has read
-        self.step = self.batch_idx = -1  # when the value was logged last
-        self.shares: list[tuple[Tensor, Number]] = []  # (value, weight) by local batch of step
-        self._forward_cache: Any = None  # that step's value; Lightning reads it
-        self.is_logged = False  # in this epoch
-        self.is_pending = False  # not combined over the ranks yet
+        self.step = self.batch_idx = -1  # the step and batch that logged the value last
+        self.shares: list[tuple[Tensor, Number]] = []  # (value, weight) by local batch of the step
+        self._forward_cache: Any = None  # the value of ``step``, which Lightning reads
+        self.is_logged = False  # whether Lightning has the value in this epoch
+        self.is_pending = False  # whether the epoch's value must still be combined over the ranks
 
     def update(self, value: Tensor, weight: Number) -> None:
         """Add a value to the sums of the epoch."""
@@ -86,12 +86,12 @@ class LoggedValue(Metric):
             weight: its weight in the step's mean.
             step: the index of the step in the epoch.
             batch_idx: the index of the batch in the epoch.
-            is_further: whether it is another part of the same batch, from a split call.
+            is_further: whether the value is from a further chunk of the batch, in a split call.
         """
         if step != self.step:
             self.shares = []
         elif batch_idx == self.batch_idx and not is_further:
-            self.shares.pop()  # logged twice in a batch: keep the last
+            self.shares.pop()  # the value was logged twice in a batch: keep the last one
         self.step, self.batch_idx, self._forward_cache = step, batch_idx, value
         self.shares.append((value, weight))
 
@@ -109,7 +109,7 @@ class LoggedValue(Metric):
         self.shares = []
 
     def complete_epoch(self, pairs: list[Pair]) -> None:
-        """Set the epoch's value of all ranks, even if Lightning has read this rank's value."""
+        """Set the epoch's value over all ranks, even if Lightning has read this rank's value."""
         value = reduced(self.op, *merge(self.op, pairs))
         self.total, self.weight = torch.tensor(value, dtype=self.total.dtype), 1
         self.is_pending = False
@@ -155,7 +155,7 @@ def merge(op: str, pairs: list[Pair]) -> Pair:
 
 
 def reduced(op: str, total: float, weight: float) -> float:
-    """Return the value that a total and its weight stand for; NaN for a mean of weight 0."""
+    """Return the value of a total and its weight; NaN for a mean of weight 0."""
     if op != "mean":
         return total
     return total / weight if weight else math.nan
@@ -189,11 +189,11 @@ def detached_copy(value: Any, device: torch.device | str = "cpu") -> Any:
 
 def named_metrics(module: nn.Module) -> dict[str, Metric]:
     """Return the metrics among a module's submodules, by name."""
-    parts = dict(module.named_modules())
-    for part in parts.values():
-        if isinstance(part, MetricCollection):
-            part.items()  # sets shared states, up to torchmetrics 1.7
-    return {name: part for name, part in parts.items() if isinstance(part, Metric)}
+    submodules = dict(module.named_modules())
+    for child in submodules.values():
+        if isinstance(child, MetricCollection):
+            child.items()  # sets shared states, up to torchmetrics 1.7
+    return {name: child for name, child in submodules.items() if isinstance(child, Metric)}
 
 
 def metric_counts(metric: Metric) -> dict[str, Any]:
@@ -206,9 +206,9 @@ def metric_counts(metric: Metric) -> dict[str, Any]:
 
 
 def restore_metric(metric: Metric, saved: dict[str, Any], device: torch.device) -> None:
-    """Restore what ``metric_counts`` has returned.
+    """Restore a result of ``metric_counts``.
 
-    It calls ``Metric.reset``, because the class's own may reset more than the state.
+    It calls ``Metric.reset``, because ``reset`` of the metric's class may change more.
     """
     Metric.reset(metric)
     for name, value in detached_copy(saved["state"], device).items():

@@ -24,8 +24,8 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
     and a resumed run may see the shapes in another order.
 
     Args:
-        networks: to compile.
-        is_split: whether a strategy splits their calls. Then parts have two sizes, and copied
+        networks: the networks to compile.
+        is_split: whether a strategy splits their calls. If so, chunks have two sizes, and copied
             parameters, which are not leaves, need code of their own.
     """
     from torch._dynamo import config  # takes seconds
@@ -38,19 +38,19 @@ def compile_networks(networks: Sequence[nn.Module], is_split: bool = False) -> N
 
 
 def _call_of(network: nn.Module) -> Any:
-    """Return a function that calls a network; torch does not compile its own methods."""
+    """Return a function that calls a network, because torch does not compile its own methods."""
     return lambda *args, **kwargs: network._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def computing_on(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Set ``device`` of all LightningModules in a module for this context."""
-    parts = [part for part in module.modules() if isinstance(part, pl.LightningModule)]
-    devices = [part.device for part in parts]
+    modules = [child for child in module.modules() if isinstance(child, pl.LightningModule)]
+    devices = [child.device for child in modules]
     try:
-        for part in parts:
-            part._device = device
+        for child in modules:
+            child._device = device
         yield
     finally:
-        for part, original in zip(parts, devices, strict=True):
-            part._device = original
+        for child, original in zip(modules, devices, strict=True):
+            child._device = original

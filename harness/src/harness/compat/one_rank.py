@@ -1,9 +1,9 @@
 """Show a world size of 1 to the user's hooks that build data sets, loaders and optimizers.
 
-``batch_size`` is that of the global batch. So a hook must not divide it by the world size, multiply
-a learning rate by it, or plan a schedule with it. While a hook of ``HOOKS`` runs, the trainer and
-``torch.distributed`` report one rank. Only ``global_rank`` and collectives are those of the run.
-``num_ranks`` and ``num_devices`` return the real numbers.
+``batch_size`` is the size of the global batch. So a hook must not use the world size to divide the
+batch size, to scale a learning rate, or to plan a schedule. While a hook of ``HOOKS`` runs, the
+trainer and ``torch.distributed`` report one rank. Only ``global_rank`` and collectives are those of
+the run. ``num_ranks`` and ``num_devices`` return the real numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,10 +37,10 @@ def num_devices(trainer: pl.Trainer) -> int:
 def seen_as_one_rank(trainer: pl.Trainer) -> Iterator[None]:
     """Report 1 as the world size, and as the number of devices and nodes, in this context.
 
-    It changes ``world_size``, ``num_devices`` and ``num_nodes`` of the trainer and its strategy,
-    ``torch.distributed.get_world_size()`` without a group, and the rank of a ``DistributedSampler``
-    of one replica. It does not change a function imported by ``from torch.distributed import``. A
-    run with one rank and one device stays as it is.
+    The context changes ``world_size``, ``num_devices`` and ``num_nodes`` of the trainer and its
+    strategy, ``torch.distributed.get_world_size()`` without a group, and the rank of a
+    ``DistributedSampler`` of one replica. A function that user code imported before, by ``from
+    torch.distributed import``, stays as it is. So does a run with one rank and one device.
     """
     if num_ranks(trainer) * num_devices(trainer) == 1:
         yield
@@ -51,7 +51,7 @@ def seen_as_one_rank(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextmanager
 def seen_as_it_is(trainer: Any) -> Iterator[None]:
-    """Report the real numbers to the library within such a hook."""
+    """Report the real numbers to the library within ``seen_as_one_rank``."""
     if not hasattr(type(trainer), "real_class"):
         yield
         return
@@ -99,6 +99,6 @@ def _one_rank_or_group(group: Any = None) -> int:
 def _sampler_of_any_rank(
     sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **how: Any
 ) -> None:
-    """Initialise a ``DistributedSampler``, with rank 0 of 1: it would refuse rank 1 of 1."""
+    """Initialise a ``DistributedSampler``; with one replica use rank 0, as it refuses rank 1."""
     rank = 0 if num_replicas in (None, 1) else rank
     MAKE_SAMPLER(sampler, dataset, num_replicas, rank, *args, **how)

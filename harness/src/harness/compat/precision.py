@@ -2,10 +2,10 @@
 
 Lightning has these faults:
 
-- It loads a checkpoint in single precision before it converts the module to double. So it rounds
-  every weight (``harness/tests/checkpoints/test_resume.py``).
-- In bf16-mixed it refuses to clip the gradients of a fused optimizer, because of a gradient scaler
-  that only 16-mixed has (``harness/tests/features/test_precision.py``).
+- Lightning loads a checkpoint in single precision before it converts the module to double. This
+  rounds every weight (``harness/tests/checkpoints/test_resume.py``).
+- In bf16-mixed, Lightning refuses to clip the gradients of a fused optimizer, because of a gradient
+  scaler that only 16-mixed has (``harness/tests/features/test_precision.py``).
 - ``WeightAveraging`` restores the trained weights before the hooks at the end of a validation.
   These hooks would see another network than the one that was validated.
 - ``WeightAveraging`` keeps the average on the CPU in a run on a GPU, and in single precision for a
@@ -52,7 +52,7 @@ class Averaging(WeightAveraging):
     """
 
     def __init__(self, average: Callable[[Sequence[Tensor], Sequence[Tensor], int], None]) -> None:
-        super().__init__(device=None)  # the module's
+        super().__init__(device=None)  # use the module's device
         self.average, self.is_swapped = average, False
         self.num_averaged = 0
 

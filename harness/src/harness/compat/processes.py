@@ -2,13 +2,14 @@
 
 Seen in Lightning 2.6, whose launchers have no public class:
 
-- On SIGTERM its handler broadcasts to all ranks, and hangs if some got no signal. Two processes
-  under ddp hung in 7 of 9 trials.
-- Its observer looks every five seconds, and kills rank 0 without naming the rank that has ended. It
-  does so even if all ranks end as agreed.
+- On SIGTERM, Lightning's handler broadcasts to all ranks, and hangs if some ranks got no signal.
+  Two processes under ddp hung in 7 of 9 trials.
+- Lightning's observer looks every five seconds, and kills rank 0 without naming the rank that has
+  ended. The observer does so even if all ranks end as agreed.
 
-The queue of a data worker sends in a thread. Python 3.11 prints an error there, such as full shared
-memory, and drops the batch. The training process would then wait for it forever.
+The queue of a data worker sends batches in a thread. After an error in this thread, such as full
+shared memory, Python 3.11 prints the error and drops the batch. The training process would then
+wait for the batch forever.
 
 torch's interception of operations, such as a collective in an evaluation's step, is private.
 """
@@ -51,11 +52,11 @@ def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
     """End this data worker when it cannot send a batch. torch then reports the worker.
 
     Args:
-        end: ends the process with a status; must work in any thread.
+        end: a function that ends the process with a status, in any thread.
     """
 
     def show_and_end(error: BaseException, batch: Any) -> None:
-        if "No space left" not in str(error):  # for that one the training process prints a solution
+        if "No space left" not in str(error):  # the training process prints a hint for this error
             traceback.print_exception(error)
             sys.stderr.flush()
         end(1)
@@ -64,7 +65,7 @@ def end_where_nothing_is_sent(end: Callable[[int], Any]) -> None:
 
 
 def has_communication_hook(trainer: pl.Trainer) -> bool:
-    """Return whether the strategy averages gradients by a hook of DDP."""
+    """Return whether the strategy averages gradients by a communication hook of DDP."""
     return getattr(trainer.strategy, "_ddp_comm_hook", None) is not None
 
 

@@ -1,8 +1,9 @@
 """Import torchmetrics without ``scipy.signal``, so that each process starts faster.
 
-torchmetrics 1.6 to 1.9 imports it to restore ``scipy.signal.hamming`` for SRMRpy, a package that
-only an audio metric needs. This takes a fifth of the time to import Lightning. Uses nothing
-private. ``harness/tests/compat/test_quick_start.py`` fails if it no longer saves an import.
+torchmetrics 1.6 to 1.9 imports ``scipy.signal`` to restore its ``hamming`` for SRMRpy, a package
+that only an audio metric needs. The import takes a fifth of the time to import Lightning. This file
+uses no private name. If it no longer saves an import, ``harness/tests/compat/test_quick_start.py``
+fails.
 """
 
 import sys
@@ -19,7 +20,7 @@ def import_torchmetrics() -> None:
     import torch  # noqa: F401  # first, because it inspects all modules
 
     stand_in = sys.modules[SKIPPED] = ModuleType(SKIPPED)
-    vars(stand_in)["hamming"] = None  # so that torchmetrics does not look for it
+    vars(stand_in)["hamming"] = None  # so that torchmetrics does not restore it
     try:
         import torchmetrics  # noqa: F401
     finally:

@@ -28,7 +28,7 @@ FORGOTTEN = (
 
 
 def restarts_shorter_loaders(loaders: CombinedLoader) -> bool:
-    """Return whether a shorter loader starts again within an epoch, until the longest ends."""
+    """Return whether a shorter loader starts again within an epoch, until the longest one ends."""
     return loaders._mode == "max_size_cycle"
 
 
@@ -47,8 +47,8 @@ def position_in(checkpoint: dict[str, Any], batches_per_step: int) -> tuple[int,
 def make_loaders(trainer: pl.Trainer, made_at: dict[str, int]) -> None:
     """Make the loaders in ``on_load_checkpoint``, each at the epoch in which the run made it.
 
-    Lightning restores the epoch only later. So the epoch is set here while the loaders are made,
-    because ``reload_dataloaders_every_n_epochs`` counts from the epoch in which they were made.
+    ``reload_dataloaders_every_n_epochs`` counts from the epoch in which the loaders were made, and
+    Lightning restores the epoch only later. So this function sets the epoch meanwhile.
     """
     fit: Any = trainer.fit_loop
     for split, loop in {"train": fit, "val": fit.epoch_loop.val_loop}.items():
@@ -62,9 +62,9 @@ def repair_counters(checkpoint: dict[str, Any], before: int, now: int) -> None:
     """Reset the counters of the batch that was ready; call it in ``on_load_checkpoint``.
 
     Args:
-        checkpoint: is changed in place.
-        before: the number of batches per step in the run that wrote it.
-        now: the same in this run, whose number of devices may differ.
+        checkpoint: changed in place.
+        before: batches per step in the run that wrote the checkpoint.
+        now: batches per step in this run, whose number of devices may differ.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counter in (progress["total"], progress["current"]):
@@ -113,8 +113,9 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
 def begin_epoch(trainer: pl.Trainer, callbacks: list[pl.Callback]) -> None:
     """Call ``on_train_epoch_start`` of callbacks and module if a run resumes within an epoch.
 
-    Lightning skips that hook there, so data sets, iterators or progress bars would lack what it
-    sets. Weights, buffers and optimizer settings keep their values from the checkpoint.
+    Lightning skips this hook in such an epoch, so the attributes that it sets on data sets or
+    progress bars would be missing. Weights, buffers and optimizer settings keep their values from
+    the checkpoint.
     """
     module, hook = trainer.lightning_module, "on_train_epoch_start"
     tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
@@ -135,8 +136,8 @@ def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> Non
     """Restore the last value of each ``ModelCheckpoint``, and update its paths to the run's folder.
 
     Lightning saves the last value of the monitored metric, but does not load it. If the run's
-    folder was moved, it forgets the other values. If the folder was copied, it deletes files of the
-    original, at any path that the checkpoint names.
+    folder was moved, Lightning forgets the other values. If the folder was copied, Lightning
+    deletes files of the original, at any path that the checkpoint names.
     """
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key)
@@ -152,13 +153,13 @@ def repair_model_checkpoints(trainer: pl.Trainer, states: dict[str, Any]) -> Non
 
 
 def _moved(before: str, now: str, trainer: pl.Trainer, path: str) -> str:
-    """Return the new path of a file in a moved folder; "" unless it is in the run's folder."""
+    """Return the new path of a file in a moved folder; "" if it is not in the run's folder."""
     relative = os.path.relpath(path or os.pardir, before)
     is_below = os.pardir not in relative.split(os.sep) and is_inside(now, trainer.default_root_dir)
     return os.path.join(now, relative) if is_below else ""
 
 
 def forget_length(schedule: dict[str, Any]) -> None:
-    """Remove the length from a ``OneCycleLR`` state, so that the schedule keeps its own."""
+    """Remove the length from a ``OneCycleLR`` state, so that the schedule keeps its own length."""
     schedule.pop("total_steps", None)
     schedule.pop("_schedule_phases", None)

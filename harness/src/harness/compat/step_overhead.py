@@ -1,8 +1,9 @@
 """Skip calls of hooks that callbacks do not implement.
 
 For each of six hooks of a step, Lightning 2.6 enters a profiler context for every callback and
-calls the hook, even if it is empty. That takes a tenth of a step of the tiny network in
-``harness/benchmarks/overhead.py``. A project's callbacks stay as they are. Uses nothing private.
+calls the hook, even if the hook is empty. The calls take a tenth of a step of the tiny network in
+``harness/benchmarks/overhead.py``. A project's callbacks stay as they are. This file uses no
+private name.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -39,5 +40,5 @@ def skip_unimplemented_hooks(trainer: pl.Trainer) -> None:
         is_known = type(callback).__module__.partition(".")[0] in ("harness", "pytorch_lightning")
         for name in HOOKS if is_known else ():
             if getattr(type(callback), name) is getattr(pl.Callback, name):
-                # Lightning skips None. A LambdaCallback has its functions in the same attributes.
+                # Lightning skips None. A LambdaCallback keeps the functions that it has set here.
                 vars(callback).setdefault(name, None)

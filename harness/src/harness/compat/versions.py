@@ -1,4 +1,4 @@
-"""The tested versions of other packages, and the private names of them that the library uses.
+"""The tested versions of other packages, and their private names that the library uses.
 
 With another version, a run logs a warning. If that version lacks a name, the run stops with an
 error, because its results would be wrong. ``harness/tests/compat`` checks that the list is
@@ -29,7 +29,7 @@ warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
-    """Return pairs: an object of another package, and the private names of it that are used."""
+    """Return pairs of an object of another package, and the object's private names in use."""
     from multiprocessing.queues import Queue
 
     import pytorch_lightning as pl
@@ -81,7 +81,7 @@ def check(trainer: pl.Trainer) -> None:
     """Warn of untested versions. Call it before the Trainer runs.
 
     Raises:
-        UserError: one of them lacks a private name that the library needs.
+        UserError: an untested version lacks a private name that the library needs.
     """
     if not untested():
         return
@@ -93,11 +93,11 @@ def check(trainer: pl.Trainer) -> None:
                 getattr(holder, name)
     except AttributeError as error:
         raise UserError(
-            f"{installed} cannot be used: {error}. Without this name, results would be wrong. Run "
+            f"{installed} cannot be used: {error}. Without this name, results would be wrong.\nRun "
             f"{install}."
         ) from error
     if trainer.is_global_zero:
         warn_once(
-            f"{installed} was not tested. Run {install}, or check this version with pytest "
+            f"{installed} was not tested. Run {install}, or test this version: pytest "
             "harness/tests/compat."
         )

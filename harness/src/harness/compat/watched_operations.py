@@ -20,14 +20,14 @@ SEEDED = torch.Tag.nondeterministic_seeded
 class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
     """Call a function before an operation writes to a tensor, or starts a collective.
 
-    Dropout drops nothing: each mask, also another one of Bernoulli numbers, becomes its mean.
+    Dropout drops nothing: its mask, and any other tensor of Bernoulli numbers, becomes its mean.
 
     Args:
         before_write: gets each tensor that an operation is about to write in place.
         before_collective: is called before a collective of ``torch.distributed``.
 
     Attributes:
-        has_dropout: whether an operation would have dropped something.
+        has_dropout: whether an operation would have applied dropout.
         has_drawn: whether an operation has drawn other random numbers.
     """
 
@@ -56,12 +56,11 @@ class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             keep = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
             self.has_dropout |= 0 < keep < 1
             return args[0].fill_(keep) if name == "bernoulli_" else torch.full_like(args[0], keep)
-        places = {argument.name: i for i, argument in enumerate(schema.arguments)}
-        place = places.get("dropout_p", places.get("dropout"))
-        if place is not None:
-            args, kwargs, probability = without_dropout(
-                args, kwargs, place, schema.arguments[place].name
-            )
+        positions = {argument.name: i for i, argument in enumerate(schema.arguments)}
+        position = positions.get("dropout_p", positions.get("dropout"))
+        if position is not None:
+            name = schema.arguments[position].name
+            args, kwargs, probability = without_dropout(args, kwargs, position, name)
             self.has_dropout |= probability > 0
         elif SEEDED in func.tags:
             self.has_drawn = True
@@ -86,10 +85,10 @@ def written_tensors(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
                     yield tensor
 
 
-def without_dropout(args: Any, kwargs: Any, place: int, name: str) -> tuple[Any, Any, float]:
+def without_dropout(args: Any, kwargs: Any, index: int, name: str) -> tuple[Any, Any, float]:
     """Return the arguments with a dropout probability of 0, and the original probability."""
-    if place < len(args):
-        probability = args[place]
-        return (*args[:place], probability * 0, *args[place + 1 :]), kwargs, float(probability)
+    if index < len(args):
+        probability = args[index]
+        return (*args[:index], probability * 0, *args[index + 1 :]), kwargs, float(probability)
     probability = kwargs.get(name, 0.0)
     return args, kwargs | {name: 0.0} if name in kwargs else kwargs, float(probability)
