@@ -215,7 +215,7 @@ def test_a_sweep_has_the_results_of_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("hungry", "data.max_samples_per_device=<n> takes the same step in parts"),
+        ("hungry", "data.max_samples_per_device=<n> computes the same step in"),
         ("elsewhere", "Make tensors on self.device, or register them as buffers"),
         ("spoilt", "is not finite"),
     ],

@@ -108,11 +108,11 @@ def global_rank() -> int:
 
 
 def environments() -> "list[ClusterEnvironment]":
-    """Return Lightning's cluster environment for a process under Slurm, or none elsewhere.
+    """Return Lightning's cluster environment for a process under Slurm, else an empty list.
 
-    The tasks of an srun get the variables and the class of torchrun; a batch script that starts one
-    process gets the class of a shell. Lightning's own class for Slurm ignores jobs named bash or
-    interactive, and in a batch script it waits for more processes than there are.
+    A task of srun gets the variables and the class of torchrun. A batch script that starts one
+    process gets the class for commands in a shell. Lightning's own class for Slurm ignores jobs
+    named bash or interactive, and in a batch script it waits for more processes than there are.
     """
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -129,7 +129,7 @@ def environments() -> "list[ClusterEnvironment]":
 
 
 def number(name: str, default: int = 0) -> int:
-    """Return the number in an environment variable, or ``default`` if it is none."""
+    """Return the number in an environment variable, or ``default`` if it holds no number."""
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else default
 

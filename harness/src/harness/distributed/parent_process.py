@@ -1,8 +1,8 @@
 """Find the run, sweep or torchrun that started this process, and end with it.
 
-In: the environment. Out: the folder of this process's run or job. Next: ``command.main``. If a
-program inherited the variable without being a rank or job, the functions remove it. This module
-imports no torch.
+In: the environment variable ``HARNESS_PARENT``. Out: the folder of this process's run or job. Next:
+``command.main``. A program may inherit the variable and be neither a rank nor a job: the functions
+then remove the variable. This module imports no torch.
 """
 
 import os
@@ -55,7 +55,7 @@ def folder_of_run() -> Path | None:
 
 
 def folder_of_job() -> Path | None:
-    """Return the folder of the sweep's job, once: the variable is removed; ``None`` for no job."""
+    """Return the folder of the sweep's job and remove the variable; ``None`` outside of a job."""
     _, role, run_dir = _parent()
     if role != "job":
         return None

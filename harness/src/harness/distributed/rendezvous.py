@@ -2,7 +2,7 @@
 
 In: a ``Launcher``. Out: the decision of rank 0, in every process. Next: the process group, which
 opens the same store at the same address. Ranks that the run starts by itself need no rendezvous:
-they get the folder by an environment variable.
+an environment variable tells them the folder.
 """
 
 import json
@@ -21,11 +21,11 @@ from harness.distributed.launcher import Launcher, number
 from harness.errors import UserError
 
 SHARE_SECONDS = 20.0  # a network disk shows a new file to all machines within this time
-READ_SECONDS = 0.5  # rank 0 may serve the store, so it keeps the store for this long after an error
+READ_SECONDS = 0.5  # rank 0 serves the store for this long after an error, so that others read it
 
 
 class Rendezvous:
-    """Common decisions of the processes of one run; a single process decides at once.
+    """Decisions that the processes of one run share; a single process decides at once.
 
     Args:
         launcher: the launcher of this process.
@@ -83,9 +83,9 @@ class Rendezvous:
         self._decide(self.host if is_other else "", decide)
 
     def _decide(self, value_here: Any, decide: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return, in all processes, what ``decide`` returns on rank 0 for the values by rank.
+        """Call ``decide`` on rank 0 with the values of all ranks; return its result everywhere.
 
-        If ``decide`` raises, all processes raise the same text.
+        If ``decide`` raises an error, all processes raise the same text.
         """
         key = self.key
         if self.rank > 0:
@@ -113,7 +113,7 @@ class Rendezvous:
         self.store.set(key, json.dumps(value))
 
     def _get(self, key: str, rank: int) -> Any:
-        """Return the value that a rank writes; raise a ``UserError`` if it is not there in time."""
+        """Return the value that a rank writes; raise a ``UserError`` if there is none in time."""
         from torch.distributed import DistStoreError
 
         try:
@@ -158,7 +158,7 @@ def connect(launcher: Launcher, minutes: float) -> Any:
 
 
 def check_equal(processes: Sequence[tuple[str, bool, Mapping[str, Any]]]) -> None:
-    """Raise a ``UserError`` if a process differs from rank 0, or if others cannot reach it.
+    """Raise a ``UserError`` if a process differs from rank 0, or cannot be reached.
 
     Args:
         processes: by rank: the host name, whether ``_is_hidden``, and the fingerprint. In a

@@ -18,7 +18,7 @@ class SynchronizedStop:
 
     If one rank stopped alone, the others would wait for it for ever. No step waits for a decision:
     a stop that is set in a training batch is part of the next vote, as a signal is. At the end of a
-    validation or an epoch, where ``EarlyStopping`` requests a stop, the ranks gather it at once.
+    validation or an epoch, when ``EarlyStopping`` may request a stop, the ranks gather at once.
 
     Args:
         group: the process group in which the ranks gather.

@@ -19,12 +19,9 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from harness.distributed.launcher import is_child_rank, launcher, number
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +37,8 @@ REPORT_SECONDS = 2.0
 SAME_SECONDS = 0.5
 # After its launcher has ended, a process has this long to reach a safe point and save.
 ORPHAN_SECONDS = 10.0
-# Exit statuses of an srun task; srun exits with the highest one of its tasks. If one fails, Slurm
-# ends the others with a signal. FAILED must be higher, or else the run would look resumable.
+# Exit statuses of an srun task. srun exits with the highest status of its tasks. If one task fails,
+# Slurm ends the others with a signal, and they exit with RESUMABLE. So FAILED must be higher.
 RESUMABLE, FAILED = 75, 100
 PATIENCE_SECONDS = 5.0  # schedulers send SIGKILL ten or more seconds after the first signal
 PR_SET_PDEATHSIG = 1  # a constant of Linux's prctl
@@ -81,7 +78,7 @@ def _answer(reader: socket.socket) -> None:
         signum, handler = received[0], signal.getsignal(received[0])
         if handler is ignore_in_main_thread:
             exit_now(128 + signum)
-        # Not a handler of the user's.
+        # Whether the library's handler is installed, and not the user's.
         is_own = isinstance(getattr(handler, "__self__", None), SignalHandlers)
         if is_own and signum == signal.SIGINT:
             if time.monotonic() > first_time + SAME_SECONDS:
@@ -122,7 +119,7 @@ class SignalHandlers:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
-        # A rank that local rank 0 started cannot save without it, so the kernel kills both.
+        # A rank that local rank 0 started cannot save without rank 0, so the kernel kills both.
         if not is_child_rank():
             set_parent_signal(signal.SIGTERM)  # all ranks receive it, and save together
         self.before = {signum: signal.signal(signum, self.note) for signum in EXIT_SIGNALS}
@@ -148,7 +145,7 @@ class SignalHandlers:
         _call_later(PATIENCE_SECONDS, self.leave_if_late)
 
     def leave_if_late(self) -> None:
-        """End a validating process PATIENCE_SECONDS after the signal if no safe point came."""
+        """End a validating process that reached no safe point in PATIENCE_SECONDS."""
         is_late = self.received and time.monotonic() - self.received_time >= PATIENCE_SECONDS
         if is_late and self.is_validating and self.wait_for_step:
             if is_notebook:  # in a notebook: ``note`` raises in the main thread
@@ -164,9 +161,9 @@ class SignalHandlers:
 
 
 def end_with_parent(pid: int) -> None:
-    """Let the Linux kernel kill this process when its parent ends; exit if it has ended already.
+    """Let the Linux kernel kill this process when its parent ends; exit if the parent has ended.
 
-    "Ends" means for the kernel: the thread that started this process ends.
+    For the kernel, the parent ends when the thread that started this process ends.
     """
     global parent_pid
     parent_pid = pid
@@ -174,10 +171,10 @@ def end_with_parent(pid: int) -> None:
 
 
 def set_parent_signal(signum: int) -> None:
-    """Set the signal at the parent's end: SIGKILL, SIGTERM to save first, 0 for none."""
+    """Set the signal that the kernel sends to this process when its parent ends; 0 for none."""
     if parent_pid and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-        if os.getppid() != parent_pid:  # it ended before: the kernel sends no signal
+        if os.getppid() != parent_pid:  # the parent has ended, so the kernel sends no signal
             os._exit(1)
 
 
@@ -216,10 +213,10 @@ def is_reporting_rank() -> bool:
 
 
 def wait_for_first_failure(is_mistake: bool) -> None:
-    """Wait while another process may report the same error; its end then ends this process.
+    """Wait while another process may report the same error. The other's end then ends this one.
 
     Args:
-        is_mistake: whether this process caused the error, which holds for a ``UserError``.
+        is_mistake: whether this process itself caused the error, as with a ``UserError``.
     """
     if not is_reporting_rank():
         time.sleep(REPORT_SECONDS)
@@ -229,13 +226,13 @@ def wait_for_first_failure(is_mistake: bool) -> None:
 
 
 def let_rank_0_exit_first() -> None:
-    """Let rank 0 exit first after a stop of all ranks: a launcher kills it if another exits."""
+    """Let rank 0 exit first when all ranks stop, because a launcher kills it if another exits."""
     if not is_reporting_rank() and launcher().name != "python":
         time.sleep(REPORT_SECONDS)
 
 
 def release_ranks() -> "list[subprocess.Popen[bytes]]":
-    """Return the ranks that this process started, and let them end from now on."""
+    """Return the ranks that this process started; from now on, their end does not end the run."""
     processes, ranks[:] = list(ranks), []
     return processes
 
@@ -247,13 +244,12 @@ def kill_ranks() -> None:
 
 
 def exit_now(status: Any) -> NoReturn:
-    """Kill this process's ranks and workers, and exit at once, even while it waits."""
+    """Kill this process's ranks and workers, and exit at once, even if the main thread waits."""
     if threading.current_thread() is threading.main_thread():
         if is_notebook:
             raise KeyboardInterrupt if status == 128 + signal.SIGINT else SystemExit(status)
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # torch's handler raises if a worker is killed
+        # torch's handler raises if a worker is killed.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kill_ranks()
     for worker in multiprocessing.active_children():
         worker.kill()

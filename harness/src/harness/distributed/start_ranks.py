@@ -1,6 +1,6 @@
 """Start the other ranks of a run while rank 0 imports torch, and end the run if one of them ends.
 
-In: this command's arguments. Out: processes that Lightning adopts where it would start its own. If
+In: this command's arguments. Out: processes that Lightning adopts instead of starting its own. If
 one of them ends early, this process ends, and the kernel then ends the others. torchrun and srun
 watch their processes by themselves. This module imports no torch.
 """
@@ -29,7 +29,7 @@ started: dict[str, subprocess.Popen[bytes]] = {}  # processes by LOCAL_RANK
 def start_ranks(task: str, num_further: int) -> None:
     """Start ``num_further`` ranks if this process runs the script ``task``.py.
 
-    Does nothing under a launcher, in a rank, or after torch was imported.
+    It does nothing under a launcher, in a rank that was started here, or after torch was imported.
     """
     has_spec = getattr(sys.modules["__main__"], "__spec__", None) is not None
     is_script = Path(sys.argv[0]).stem == task and not has_spec
@@ -60,7 +60,7 @@ def patch_lightning_launcher() -> None:
 def adopt_or_start(
     command: list[str], env: dict[str, str], cwd: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Return the process that was started early for a rank, or start it; called by Lightning."""
+    """Return the process that was started early for a rank, or start one. Lightning calls this."""
     process = started.pop(env["LOCAL_RANK"], None)
     if process is None or process.poll() is not None or process.stdin is None:
         return subprocess.Popen(command, env=env, cwd=cwd)

@@ -1,14 +1,14 @@
 """All that the library attaches to a run, in order, each with its reason.
 
 In: the config, and the objects that ``build`` has made. Out: a Trainer that is ready to fit.
-A run passes four moments:
+The library attaches at four moments:
 
 1. ``trainer_plugins`` and ``trainer_callbacks``: arguments of the Trainer.
 2. ``attach``: once the Trainer exists.
 3. ``Attachments.setup``: once Lightning has connected the module, the data and the strategy.
 4. ``Attachments.on_train_start``: functions that run after all hooks of the user.
 
-``Attachments.teardown`` removes 3 and 4. All other work is done in public hooks of the callbacks
+``Attachments.teardown`` undoes 3 and 4. All other work is done in public hooks of the callbacks
 that ``trainer_callbacks`` lists. A strategy that splits or shards a network does so by itself: see
 ``strategies``. ``build`` guards the loggers, so that a logger that fails does not stop the run.
 """
@@ -52,11 +52,11 @@ SAFE_POINT = ("every_n_steps", "every_minutes", "num_kept")
 
 
 def trainer_plugins(cfg: DictConfig) -> dict[str, Any]:
-    """Return the Trainer's ``plugins``, and ``sync_batchnorm`` where the library replaces it."""
+    """Return the Trainer's ``plugins``, and ``sync_batchnorm`` if the library replaces it."""
     # Only a training trusts its checkpoint: an evaluation ignores its run's checkpoint.trusted.
     is_trusted = "resume" in cfg and bool(OmegaConf.select(cfg, "checkpoint.trusted"))
     plugins: list[Any] = [
-        DurableCheckpointIO(is_trusted),  # writes plain files, atomically, in a thread
+        DurableCheckpointIO(is_trusted),  # writes checkpoints atomically, in a thread
         *environments(),  # read the ranks that torchrun or Slurm assigned
     ]
     on_cpu = cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available()
@@ -124,14 +124,14 @@ class Attachments(pl.Callback):
         if find_callback(trainer, SafePoint):
             # Trainer: Lightning handles no signals. Its handler would wait for the other ranks.
             keep_lightning_from_signals(trainer)
-            # Module: 64-true converts it before a checkpoint is loaded. Later would lose digits.
+            # Module: convert it for 64-true before a checkpoint is loaded, to keep all digits.
             double_before_loading(trainer, pl_module)
         if evaluation := find_callback(trainer, ExactEvaluation):
             # Module and callbacks: ``self.log`` weights values by the samples of all ranks.
             evaluation.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
             lend_self_log(trainer, pl_module)
-            # Logger connector: it combines the ranks before Lightning reads a value. Then callbacks
-            # get the value in ``on_values``.
+            # Logger connector: it combines a value over the ranks before Lightning reads it, and
+            # then passes the value to callbacks that have ``on_values``.
             before_reading(
                 trainer,
                 batch=evaluation.end_batch,

@@ -1,7 +1,7 @@
 """Build the objects that a run's config names: data, module, loggers, callbacks, and the Trainer.
 
-In: the config. Out: the objects, which get plain values and never the config. Next: ``train`` calls
-the Trainer, which fits, tests or predicts.
+In: the config. Out: the objects, whose arguments are Python values and never the config. Next:
+``train`` calls the Trainer, which fits, tests or predicts.
 """
 
 import json
@@ -80,12 +80,12 @@ def as_user_errors(cfg: DictConfig | None = None) -> Iterator[None]:
 
 
 def seed(cfg: DictConfig) -> None:
-    """Seed all generators before a stage, so that ``evaluate`` draws the same as the run's test."""
+    """Seed all generators before a stage, so ``evaluate`` draws the numbers of the run's test."""
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
 def make(node: DictConfig) -> Any:
-    """Build one object from plain values."""
+    """Build the object that a config node names, with Python values as arguments."""
     return instantiate(node, _convert_="all")
 
 
@@ -93,7 +93,7 @@ def make_data(cfg: DictConfig) -> Any:
     """Build the data module, and replace the config's ``from_data.`` values by its facts.
 
     A new run writes the facts into its folder. A resumed run, an evaluation and an export read
-    them there.
+    the facts from there.
     """
     data = None if cfg.data is None else make(cfg.data)
     if "resume" in cfg and cfg.resume is None:
@@ -140,8 +140,8 @@ def training_folder(cfg: DictConfig) -> Path:
 def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback]:
     """Build the config's callbacks, except those that the Trainer refuses or that do nothing."""
     is_used = {
-        pl.callbacks.Checkpoint: "resume"
-        in cfg,  # an evaluation reads its run's config, but saves nothing
+        # An evaluation reads its run's config, but saves nothing.
+        pl.callbacks.Checkpoint: "resume" in cfg,
         pl.callbacks.ProgressBar: cfg.trainer.enable_progress_bar,
         pl.callbacks.LearningRateMonitor: has_loggers,
     }
@@ -149,7 +149,7 @@ def configured_callbacks(cfg: DictConfig, has_loggers: bool) -> list[pl.Callback
     built: list[pl.Callback] = [make(node) for node in cfg.callbacks.values() if node]
     callbacks = [callback for callback in built if not isinstance(callback, unused)]
     bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
-    if len(bars) > 1:  # the user's replaces the library's
+    if len(bars) > 1:  # the user's progress bar replaces the library's
         callbacks = [c for c in callbacks if not (c in bars and is_library_class(c))]
     for callback in callbacks:
         # Several checkpoints need different names. With one name, only the last would remain.

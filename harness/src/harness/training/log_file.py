@@ -75,7 +75,7 @@ class Screen(logging.Handler):
     """Print messages to stderr, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message to the current ``sys.stderr``; drop it if that is a closed pipe."""
+        """Print a message to the current ``sys.stderr``, or drop it if stderr is a closed pipe."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
         with suppress(OSError):
             print(f"{level}{escape_controls(self.format(record))}", file=sys.stderr)

@@ -28,9 +28,9 @@ class OptimizerStates(pl.Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Keep the description until ``on_train_start``, and copy mapped tensors.
 
-        Tensors of a checkpoint are mapped from its file. Optimizers keep some without a copy: on
-        the CPU all, on a GPU their step counts. Then the deleted file would fill the disk until
-        the run ends.
+        Tensors of a checkpoint are mapped from its file. Optimizers keep some of them without a
+        copy: all on the CPU, and the step counts on a GPU. The file would then use disk space until
+        the run ends, even if it is deleted.
         """
         self.saved = checkpoint["optimized"]
         is_on_cpu = trainer.strategy.root_device.type == "cpu"
@@ -58,7 +58,7 @@ class OptimizerStates(pl.Callback):
 
 
 def describe_misfit(checkpoint: Path, reason: str) -> str:
-    """Return the message that today's code cannot resume from a checkpoint, and the cure."""
+    """Return a message for a checkpoint that the present code cannot resume from."""
     return (
         f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\nGo back "
         "to the code that wrote the checkpoint, or use resume=null to start another run. "

@@ -34,9 +34,10 @@ from harness.monitoring.throughput import Throughput
 log = logging.getLogger(__name__)
 NAME_WIDTH = 16
 HAS_TF32 = 8  # the first compute capability of GPUs with TF32
-COPIED = ("folder", "learning curves", "weights only", "resumes from", "predictions")  # to copy
-# A key of results.json if the last weights were tested: there was no best checkpoint, it was lost,
-# or a hook set other weights in on_train_end.
+# Rows whose text a user may copy.
+COPIED = ("folder", "learning curves", "weights only", "resumes from", "predictions")
+# results.json has this key if the last weights were tested: there was no best checkpoint, the best
+# checkpoint was lost, or a hook set other weights in on_train_end.
 LAST_WEIGHTS = "tested_last_weights"
 
 
@@ -68,7 +69,7 @@ def tf32_hint(cfg: DictConfig, trainer: pl.Trainer) -> str:
     if device.type != "cuda" or trainer.precision != "32-true" or cfg.get("tf32") is not None:
         return ""
     is_set = True
-    with suppress(RuntimeError):  # torch's newer switches set it for cuBLAS alone
+    with suppress(RuntimeError):  # raised if the user has set torch's newer switch for cuBLAS alone
         is_set = torch.get_float32_matmul_precision() != "highest"
     if is_set or torch.cuda.get_device_capability(device)[0] < HAS_TF32:
         return ""
@@ -168,7 +169,7 @@ def show(rows: Mapping[str, str]) -> None:
 
 
 def early_stop_reason(trainer: pl.Trainer) -> str | None:
-    """Return why a training ended before its last epoch, or ``None`` if it did not."""
+    """Return why a training run ended before its last epoch, or ``None`` if it is complete."""
     for stopper in trainer.early_stopping_callbacks:
         # A run that was stopped once may have been resumed to its last epoch.
         if stopper.stopping_reason_message and stopper.stopped_epoch >= trainer.current_epoch - 1:

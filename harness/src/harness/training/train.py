@@ -120,7 +120,7 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
 def missing_method(
     methods: Sequence[str], model: pl.LightningModule, data: pl.LightningDataModule | None
 ) -> str | None:
-    """Return a text on the first method that the user has not defined, or ``None``."""
+    """Return a text that names the first method that the user has not defined, or ``None``."""
     for method in methods:
         definer = model if method.endswith("_step") else data or model
         if not is_overridden(method, definer):
@@ -130,7 +130,7 @@ def missing_method(
 
 
 def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> None:
-    """Load the weights of a verified checkpoint, and the numbers that the training changed.
+    """Load the weights of a verified checkpoint, and the number attributes that training changed.
 
     Raises:
         UserError: the file is no checkpoint of a training run, or does not fit the model.
@@ -157,8 +157,8 @@ def load_weights(model: pl.LightningModule, path: Path, device: Any = "cpu") -> 
 def best_weights(trainer: pl.Trainer) -> Path | None:
     """Link ``best.ckpt`` to the run's best checkpoint; return the checkpoint's path on all ranks.
 
-    Returns ``None`` if the test must use the last weights: the run saved no best checkpoint, the
-    checkpoint is damaged, or hooks set other weights at the end. The run logs the reason.
+    The path is ``None`` if the test must use the last weights: the run saved no best checkpoint,
+    the checkpoint is damaged, or hooks set other weights at the end. The run logs the reason.
     """
     path = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not path:
@@ -191,7 +191,7 @@ def are_weights_new(trainer: pl.Trainer) -> bool:
 def link_best(best: Path) -> bool:
     """Link ``best.ckpt`` to a checkpoint, and return whether the checkpoint can be read.
 
-    Rename a damaged checkpoint, and log an error.
+    If the checkpoint is damaged, rename it and log an error.
     """
     best_link = best.with_name(BEST)
     reason = unreadable(best) if best.is_file() else "the file does not exist any more"
@@ -202,13 +202,13 @@ def link_best(best: Path) -> bool:
     log.error("%s is lost: %s.\nThe results are those of the last weights.", best, reason)
     if best.exists():
         best.replace(best.with_name(f"{best.name}.damaged"))
-    best_link.unlink(missing_ok=True)  # it may link to another checkpoint
+    best_link.unlink(missing_ok=True)  # the link may name another checkpoint
     return False
 
 
 @contextmanager
 def leave_together() -> Iterator[None]:
-    """End the process group after an agreed exit, and wait for the ranks that this one started."""
+    """After an agreed exit, close the process group and wait for the ranks started here."""
     try:
         yield
     except AgreedExit:

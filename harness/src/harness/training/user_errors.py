@@ -1,8 +1,9 @@
 """Describe a mistake in a run's settings, or in the user's code, in one to three lines.
 
 In: an exception. Out: the message that ``build`` raises as a ``UserError`` or that ``command.main``
-prints. It names the innermost line of the user's code or of a public package, the exception, and
-one hint. A bug of the library keeps its traceback. Only a run that fails imports this file.
+prints. The message names the innermost line of the user's code or of a public package, the
+exception, and one hint. A bug of the library keeps its traceback. Only a run that fails imports
+this file.
 """
 
 import re
@@ -49,23 +50,23 @@ OUT_OF_MEMORY = (
 )
 READS_SAMPLES = "torch/utils/data/_utils/"  # calls the user's __getitem__ and collate
 WORKER_KILLED = r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)"
-# torch raises these at any line, so no line is to blame.
+# torch raises these errors at any line, so the message names no line.
 RAISED_AT_ANY_LINE = rf"shared memory|No space left on device: '/dev/shm|{WORKER_KILLED}"
-HINTS = {  # pattern of a message of torch or Lightning: our hint
+HINTS = {  # by the pattern of a message of torch or Lightning
     r"device-side assert": "Most often a label or an index is out of range. The GPU reports it "
         "late, at another line. Use strategy=cpu to see the line.",
     r"Target -?\d+ is out of bounds": "A label must be smaller than the network's number of "
         "outputs, and not negative.",
-    OUT_OF_MEMORY: "data.max_samples_per_device=<n> takes the same step in parts. So does half the "
-        "batch size with trainer.accumulate_grad_batches=2. trainer.precision=bf16-mixed needs "
-        "less memory.",
+    OUT_OF_MEMORY: "data.max_samples_per_device=<n> computes the same step in smaller batches. So "
+        "does half the batch size with trainer.accumulate_grad_batches=2. "
+        "trainer.precision=bf16-mixed needs less memory.",
     r"does not require grad": "Compute the loss that training_step returns from trained "
         "parameters, without detach, item or no_grad. If validation or test computes gradients, "
         "set +trainer.inference_mode=false.",
     r"implicitly created only for scalar|a loss of shape": "The loss that training_step returns "
         "must be one number: take its mean.",
-    r"not used in producing|finished reduction in the prior iteration": "Some parameters have no "
-        "part in the loss. Use them, freeze them, or set "
+    r"not used in producing|finished reduction in the prior iteration": "The loss does not depend "
+        "on some parameters. Use them, freeze them, or set "
         "trainer.strategy.find_unused_parameters=true.",
     r"mark a variable ready only once": "Pass use_reentrant=False to activation checkpointing. For "
         "another package's network, set +trainer.strategy.static_graph=true.",
@@ -87,7 +88,7 @@ HINTS = {  # pattern of a message of torch or Lightning: our hint
         "full. Use fewer data.num_workers, or 0. In a container, use docker run --shm-size=8g.",
 }  # fmt: skip
 
-TRAINER_HINTS = {  # pattern of the Trainer's message: the message that replaces it
+TRAINER_HINTS = {  # by the pattern of the Trainer's message that the hint replaces
     r"more than one stateful callback of type `(\w+)`": "callbacks: two of class {} have the same "
         "monitor, mode and interval, so Lightning cannot save the state of both.\nGive one of "
         "them another monitor, or leave it out. To keep several checkpoints of one monitor, use "
@@ -108,7 +109,7 @@ class ErrorInfo(NamedTuple):
     def user_line(self) -> str:
         """Return the innermost line of the user's code that the library called, or "".
 
-        A program or a test that calls the library is not to blame.
+        The lines of a program or a test that calls the library are left out.
         """
         is_library = [LIBRARY in Path(line.filename).parents for line in self.lines]
         called = self.lines[is_library.index(True) if any(is_library) else 0 :]
@@ -117,7 +118,7 @@ class ErrorInfo(NamedTuple):
 
     @property
     def package_line(self) -> str:
-        """Return the line of a public package that raised, itself or in a call of torch, or ""."""
+        """Return the line of a public package that raised the error, or called torch; else ""."""
         for line in reversed(self.lines):
             path = Path(line.filename).resolve()
             site_packages, package = installed_package(path)
@@ -141,7 +142,7 @@ class ErrorInfo(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Return the line to blame, if there is one, the exception's class and its message."""
+        """Return the user's or the package's line if there is one, the class and the message."""
         line = self.user_line or self.package_line
         return ": ".join(filter(None, [line, self.class_name, self.message]))
 
@@ -168,7 +169,7 @@ def is_user_code(file: str) -> bool:
 
 
 def read_error(error: BaseException) -> ErrorInfo:
-    """Return an exception's `ErrorInfo`, or that of the data worker's that its text quotes."""
+    """Return the `ErrorInfo` of an exception, or of a data worker's exception that it quotes."""
     class_name, text = type(error).__name__, str(error)
     frames = list(FRAME.finditer(text))
     if isinstance(error, SyntaxError) and error.filename:
@@ -192,7 +193,7 @@ def describe_user_error(error: BaseException) -> str | None:
     """Describe a mistake in the user's code in one to three lines, and log its traceback.
 
     Returns:
-        ``None`` for any other error: no line of the user or of a public package is to blame,
+        ``None`` for any other error: the traceback has no line of the user or of a public package,
         Lightning did not raise it, and no hint fits.
     """
     error = _hidden_cause(error)
@@ -207,7 +208,7 @@ def describe_user_error(error: BaseException) -> str | None:
         hint += f" Data worker {worker[1]} raised it. Use data.num_workers=0 to debug it."
     if re.search(OUT_OF_MEMORY, info.message):
         info = info._replace(message="out of memory")
-    elif hint:  # replaces the library's own advice
+    elif hint:  # replaces the advice in torch's or Lightning's own message
         info = info._replace(message=info.message.partition(". ")[0])
     path = log_file.write_traceback(error)
     where = f"The traceback is in {path} (HYDRA_FULL_ERROR=1 prints it)." if path else ""
@@ -216,7 +217,7 @@ def describe_user_error(error: BaseException) -> str | None:
 
 
 def _hidden_cause(error: BaseException) -> BaseException:
-    """Return the exception that made a clean-up of Lightning or of a loader fail, or the error."""
+    """Return the exception behind a failed clean-up of Lightning or of a loader, else the error."""
     hidden: BaseException | None = error
     while hidden is not None and not re.search(WORKER_KILLED, str(hidden)):
         hidden = hidden.__context__
@@ -248,7 +249,7 @@ def describe_config_error(error: Exception, cfg: DictConfig | None) -> str | Non
 
 
 def _describe_refused_arguments(error: Exception, cfg: DictConfig) -> str | None:
-    """Name the key of a package's class, such as an optimizer's, whose ``__init__`` raised."""
+    """Return the key and the error if ``__init__`` of a class, such as an optimizer's, raised."""
     running_codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     for key, node in targets(cfg):
         target: Any = get_object(node["_target_"]) if node.get("_partial_") else object
@@ -270,7 +271,7 @@ def _describe_build_error(error: InstantiationException, cfg: DictConfig | None)
         return str(cause)
     info, node = read_error(cause), dict(targets(cfg)).get(key, {})
     unknown = re.search(r"got an unexpected keyword argument '(\w+)'", info.message)
-    if unknown and unknown[1] in node:  # a class with **kwargs has passed it on
+    if unknown and unknown[1] in node:  # a class with **kwargs has passed the argument on
         hint = suggest(unknown[1], {*map(str, node)} - {unknown[1]})
         return f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}"
     if info.user_line:
