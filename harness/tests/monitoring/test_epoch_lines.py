@@ -95,7 +95,7 @@ def test_a_metric_of_several_values_is_named_with_what_to_write(tmp_path: Path) 
     words += ["trainer.precision=64-true", "test=false", f"output_dir={tmp_path}"]
     ended = command("train.py", *words)
     assert ended.returncode == 1
-    assert "self.log('val/per_class', ...) got 3 values, but it takes one" in ended.stderr
+    assert "self.log('val/per_class', ...) got 3 values, but logs only one" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -62,7 +62,7 @@ def test_run_that_learns_or_is_not_to_learn_goes_on() -> None:
         (
             "of a layer in a list",
             TrainingError,
-            r"of 0.1.\nThe optimizer trains head.weight, head.bias. (.|\n)*layers of a plain list",
+            r"of 0.1.\nThe optimizer trains head.weight, head.bias. (.|\n)*layers of a list",
         ),
         ("vector", ValueError, r"training_step returned a loss of shape \(4, 1\)"),
     ],

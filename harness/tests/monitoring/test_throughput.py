@@ -164,7 +164,7 @@ def test_the_verdict_names_what_limits_the_run_and_the_setting(
     single = Setup(faster_precision="bf16-mixed", is_on_gpu=True)
     assert verdict(slow, single) == f"{text}trainer.precision=bf16-mixed or compile=true"
     # Half a millisecond for a batch: more workers give it no faster.
-    text = "host-bound: 33% of a step of 1.5 ms goes into taking the next batch; try a larger "
+    text = "host-bound: 33% of a step of 1.5 ms is spent on fetching the next batch; try a larger "
     fast = Spent(data=0.05, seconds=0.15, num_steps=100)
     assert verdict(fast, Setup(0, 4)) == f"{text}data.batch_size or compile=true"
     most = Spent(data=0.09, seconds=0.1, num_steps=100)

@@ -36,7 +36,7 @@ class MetricsTable(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Return an object that ignores all calls, because modules send pictures to all loggers."""
+        """Return an object that ignores all calls, such as those of modules that log pictures."""
         return DummyLogger().experiment
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
@@ -44,7 +44,7 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add metrics to the row of ``step``. Earlier rows are complete."""
+        """Add metrics to the row of ``step``. Earlier rows get no more metrics."""
         if not self.rows or self.rows[-1]["step"] != step:
             self.rows.append({"step": step})
         self.rows[-1].update(metrics)
@@ -64,7 +64,7 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def write_all(self) -> None:
-        """Write all rows, including the last, which is complete now."""
+        """Write all rows, including the last one."""
         self._write(self.rows)
         self.rows = []
 
@@ -78,7 +78,7 @@ class MetricsTable(Logger):
             try:
                 with self.path.open("a", newline="") as file:
                     csv.DictWriter(file, columns).writerows(new)
-            except OSError:  # a full disk: remove a partial row. A later call writes all rows
+            except OSError:  # on a full disk, remove a partial row; a later call writes all rows
                 os.truncate(self.path, size)
                 raise
         else:  # a new column changes all rows, but only the first epochs add columns

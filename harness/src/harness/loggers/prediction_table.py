@@ -45,9 +45,9 @@ class PredictionTable(BasePredictionWriter):
     Samples of a stream are numbered in their order of arrival: by batch, then by rank.
 
     A batch without one row per sample goes into a ``.pt`` file next to the table. So does a tensor
-    with more than 32 numbers per sample, such as a mask. The file holds a list of dicts, which
-    ``torch.load(weights_only=True)`` reads. Their keys are ``loader``, ``batch``, ``samples``
-    (indices, or None) and ``prediction`` (the return value, or its tensors by name).
+    with more than 32 numbers per sample, such as a mask. ``torch.load(weights_only=True)`` reads
+    the file as a list of dicts. The keys of a dict are ``loader``, ``batch``, ``samples`` (indices,
+    or None) and ``prediction`` (the return value, or its tensors by name).
 
     Args:
         path: the CSV file.
@@ -58,7 +58,7 @@ class PredictionTable(BasePredictionWriter):
         self.path = Path(path)
         self.rows: list[Row] = []
         self.batches: list[dict[str, Any]] = []  # batches that are not a table
-        self.reason = ""  # why the first of these batches is no table
+        self.reason = ""  # why the first of these batches does not fit into the table
         self.last_indices: Sequence[int] | None = None
 
     def write_on_batch_end(
@@ -122,7 +122,7 @@ class PredictionTable(BasePredictionWriter):
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value to tensors, dicts, lists, tuples and numbers; others become texts."""
+    """Convert a value to tensors, dicts, lists, tuples and numbers; other objects become texts."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(value.copy())
     elif isinstance(value, (np.ndarray, np.generic)):
@@ -135,7 +135,7 @@ def to_plain(value: Any) -> Any:
         value = value.detach().cpu().clone()
         return value if type(value) is Tensor else value.as_subclass(Tensor)
     if isinstance(value, Mapping):
-        return {k if isinstance(k, int) else str(k): to_plain(part) for k, part in value.items()}
+        return {k if isinstance(k, int) else str(k): to_plain(item) for k, item in value.items()}
     if isinstance(value, (list, tuple)):
         return (tuple if isinstance(value, tuple) else list)(map(to_plain, value))
     return value if value is None or isinstance(value, SINGLE) else str(value)
@@ -150,7 +150,7 @@ def batch_size(prediction: Any) -> int:
 
 
 def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
-    """Return the columns of a plain prediction: the cells by name.
+    """Return the columns of a result of ``to_plain``: lists of cells by name.
 
     A tensor with more than ``MAX_COLUMNS`` numbers per sample stays a tensor.
 
@@ -183,9 +183,9 @@ def columns_of(value: Any, name: str, num_samples: int) -> dict[str, Any]:
     if not isinstance(value, list) or len(value) != num_samples:
         is_rows = isinstance(value, (list, Tensor))
         returned = f"{len(value)} rows" if is_rows else f"a {type(value).__name__}"
-        place = f" in {name}" if name else ""
+        where = f" in {name}" if name else ""
         raise ValueError(
-            f"predict_step returned {returned} for {num_samples} samples{place}. Return one row "
+            f"predict_step returned {returned} for {num_samples} samples{where}. Return one row "
             "per sample. For several columns, return a tuple or a dict."
         )
     return {f"prediction.{name}" if name in OWN_COLUMNS else name or "prediction": value}
@@ -195,7 +195,7 @@ def number_rows(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the cells of each row by loader and sample index, or for streams by row number.
 
     Args:
-        rows: those of rank 0, of rank 1, and so on. The sort keeps this order in a batch.
+        rows: the rows of rank 0, of rank 1, and so on. Rows of a batch stay in this order.
     """
     streams = {loader for loader, _, index, _ in rows if index is None}
     by_number: dict[tuple[int, int], dict[str, Any]] = {}
@@ -210,7 +210,7 @@ def number_rows(rows: list[Row]) -> dict[tuple[int, int], dict[str, Any]]:
 def write(
     path: Path, rows: Mapping[tuple[int, int], dict[str, Any]], data_columns: Mapping[str, Any]
 ) -> None:
-    """Write the table. ``data_columns`` of the data set precede those of the predictions."""
+    """Write the table. ``data_columns`` of the data set come before the predictions' columns."""
     kinds = {(loader, frozenset(row)) for (loader, _), row in rows.items()}
     names = dict.fromkeys(name for row in rows.values() for name in row)  # batches may differ
     loaders = {loader for loader, _ in kinds}
@@ -235,7 +235,7 @@ def write(
 def as_text(cell: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would compute, such as ``=1+1``.
 
-    A text may be a stranger's: the name of a class, or the output of a network.
+    A text may come from a stranger's data, as the name of a class or the output of a network.
     """
     is_formula = isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r")
     return f"'{cell}" if is_formula else cell

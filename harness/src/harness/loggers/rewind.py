@@ -60,7 +60,7 @@ class Logs:
                 )
 
     def _cut_table(self, num_rows: int) -> None:
-        """Keep the first rows, and the columns that have a value in them."""
+        """Keep the first rows, and the columns that have a value in these rows."""
         if num_rows == 0:
             self.table.unlink(missing_ok=True)
             return

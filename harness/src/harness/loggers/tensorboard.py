@@ -13,14 +13,14 @@ from pytorch_lightning.utilities import rank_zero_only
 log = logging.getLogger(__name__)
 
 CALLS = ["log_hyperparams", "log_metrics", "log_graph", "save", "after_save_checkpoint", "finalize"]
-WRITE_ALL = "write_all"  # a method that only this library's loggers have, which write files
+WRITE_ALL = "write_all"  # only this library's loggers, which write files, have this method
 
 
 class TensorBoard(TensorBoardLogger):
-    """Lightning's logger, but events reach the disk in the background, every ``flush_secs``.
+    """Lightning's logger, which writes events to the disk in the background, every ``flush_secs``.
 
-    Lightning would wait for the disk after each row, which takes longer than a small network's
-    step.
+    Lightning's own ``save`` waits for the disk after each row. This takes longer than a small
+    network's step.
     """
 
     def save(self) -> None:

@@ -14,7 +14,7 @@ from rich import get_console
 from harness.errors import printable
 
 log = logging.getLogger(__name__)
-HIDDEN_NAMES = re.compile("^lr-|_step$|^epoch$|^step$")  # rates, and values that the line has
+HIDDEN_NAMES = re.compile("^lr-|_step$|^epoch$|^step$")  # rates, and values shown in another way
 EPOCH_SUFFIX = re.compile("_epoch$")  # Lightning logs train/loss as train/loss_epoch as well
 
 
@@ -29,7 +29,7 @@ class EpochLines(pl.Callback):
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, int]] = {}  # of the epoch's step values, and their number
         self.epoch_values: dict[str, float] = {}  # values that are logged once in the epoch
-        self.widths: dict[str, int] = {}  # of the columns, in their order
+        self.widths: dict[str, int] = {}  # of the columns, by name
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the running epoch, so that a resumed epoch keeps them."""
@@ -53,7 +53,7 @@ class EpochLines(pl.Callback):
             self.print_values(trainer, {"epoch": str(epoch), "step": str(step)}, values)
             return
         for name, value in values.items():
-            # If a value has a mean over the epoch, Lightning logs its steps as <name>_step.
+            # If a value has a mean over the epoch, Lightning logs its step values as <name>_step.
             is_mean = f"{name}_step" in self.sums and stage == "train_epoch"
             if stage == "train_step" or (name in self.sums and not is_mean):
                 total, count = self.sums.get(name, (0.0, 0))

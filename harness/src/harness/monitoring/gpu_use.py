@@ -19,16 +19,16 @@ from harness.devices import gib
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN = 1.0
 CONTEXT_BYTES = 2**30  # for CUDA itself and its libraries, and a margin
-TIMES_LARGER = 4  # the summary suggests a larger batch if one that many times as large fits
+TIMES_LARGER = 4  # if a batch this many times as large fits, the summary suggests it
 
 
 @dataclass(frozen=True)
 class GpuUse:
     """Memory of the fullest GPU, and utilisation of all GPUs, of one rank or of all ranks."""
 
-    peak_bytes: int = 0  # that torch has reserved
+    peak_bytes: int = 0  # the most bytes that torch has reserved
     total_bytes: int = 1
-    other_bytes: int = 0  # that NVML counts beyond peak_bytes: other programs, and CUDA itself
+    other_bytes: int = 0  # bytes beyond peak_bytes, by NVML: other programs, and CUDA itself
     busy_sum: float = 0.0  # sum of the samples, each from 0 to 1
     num_samples: int = 0
 
@@ -77,8 +77,8 @@ class GpuSampler:
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device)
         uuids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices]
-        # Sum and number of the samples, largest number of used bytes of each GPU. The thread
-        # assigns a new tuple each time, so that a reader needs no lock.
+        # The sum and the number of samples, and the largest number of used bytes of each GPU. The
+        # thread assigns a new tuple each time, so that a reader needs no lock.
         self.seen: tuple[float, int, list[int]] = 0.0, 0, [0] * len(devices)
         self.is_stopped = threading.Event()
         # A daemon thread does not keep a failed process alive.

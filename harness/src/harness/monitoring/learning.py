@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Learning(pl.Callback):
-    """Refuse a vector as a loss, and stop after the first epoch if it has changed no weight.
+    """Refuse a vector as a loss, and stop after the first epoch if no weight has changed.
 
-    Weights are not compared under fsdp, because a rank holds only shards of them. They are not
-    compared under a gradient scaler either, which may skip every step of a short epoch.
+    Weights are not compared under fsdp, because a rank holds only shards of them. With a gradient
+    scaler they are not compared either, because the scaler may skip every step of a short epoch.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -55,7 +55,7 @@ class Learning(pl.Callback):
         """Refuse a loss that is more than one number.
 
         Raises:
-            ValueError: names the shape; ``training.user_errors`` adds the line and the fix.
+            ValueError: with the loss's shape; ``training.user_errors`` adds the line and the fix.
         """
         self.has_loss = True
         if loss.numel() != 1:
@@ -82,8 +82,9 @@ class Learning(pl.Callback):
         elif rate and torch.equal(before, sums_of_bits(self.parameters, pl_module.device)):
             message = (
                 f"No weight of {name} has changed in the first epoch, with a learning rate of "
-                f"{rate:g}.\nThe optimizer trains {join_first(self.names)}. Does the loss depend "
-                "on them?\nPut layers of a plain list or dict into nn.ModuleList or nn.ModuleDict."
+                f"{rate:g}.\nThe optimizer trains {join_first(self.names)}: make the loss depend "
+                "on these weights.\nPut layers of a list or dict into nn.ModuleList or "
+                "nn.ModuleDict."
             )
         if message:
             if trainer.is_global_zero:

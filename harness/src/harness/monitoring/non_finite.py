@@ -24,28 +24,28 @@ HOST = "cpu"  # the device whose values are read without synchronising
 class NonFinite(pl.Callback):
     """Stop the run at a loss, gradient, weight or first objective that is not finite, and name it.
 
-    Each loss is checked before its backward pass. On a GPU, the device stores the first bad step
-    and copies it to the host every ``STEPS_BETWEEN`` steps. The host reads the copy
+    Each loss is checked before its backward pass. On a GPU, the device stores the number of the
+    first bad step, and copies it to the host every ``STEPS_BETWEEN`` steps. The host reads the copy
     ``STEPS_BETWEEN`` steps later, so that no step synchronises; only a checkpoint does.
 
-    A gradient that is not finite spoils its weight in the same step, and so the next loss. Weights
-    that no loss depends on are checked before each checkpoint. Gradients that overflow under
-    ``16-mixed`` are handled by its gradient scaler.
+    A gradient that is not finite spoils its weight in the same step, and then the next loss. Any
+    weights that no loss depends on are checked before each checkpoint. The gradient scaler of
+    ``16-mixed`` handles gradients that overflow.
 
     Args:
-        folder: the run's checkpoints; the message names the newest one.
+        folder: the folder of the run's checkpoints; the message names the newest checkpoint.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.warned: set[str] = set()  # names of monitored values
-        self.was_finite: set[str] = set()
+        self.was_finite: set[str] = set()  # names of monitored values that were finite once
         self.on_train_start()
 
     def on_train_start(self, *_: Any) -> None:
         """Reset the first bad step; infinity means that there was none."""
         self.first_bad_step = torch.tensor(math.inf)
-        self.copied = torch.tensor(math.inf)  # first_bad_step on the host, some steps old
+        self.copied = torch.tensor(math.inf)  # an earlier value of first_bad_step, on the host
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -67,7 +67,7 @@ class NonFinite(pl.Callback):
             if weight := first_bad_weight(pl_module):
                 if step == 0:
                     self._stop(trainer, 0, f"{weight} is not finite when training begins")
-                # The step before this one has made the weight not finite.
+                # The previous step has made the weight not finite.
                 self._stop(trainer, step - 1, f"the gradient of {weight} was not finite")
             self._stop(trainer, step, f"the loss is {value}, and every weight is finite")
 

@@ -30,7 +30,8 @@ class MonitorCheck(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give a module's own ``ModelCheckpoint`` the folder of the config's checkpoints."""
         self.has_checked = False
-        self.monitors: dict[Any, str] = {}  # removed from callbacks that keep the newest checkpoint
+        # By callback that keeps the newest checkpoint instead: the monitor that was removed.
+        self.monitors: dict[Any, str] = {}
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
@@ -83,7 +84,7 @@ def acts_at_epoch_end(trainer: pl.Trainer) -> bool:
 
 
 def describe_missing(key: str, monitor: str, metrics: Iterable[str]) -> str:
-    """Return a message: nothing logs the monitored value, what is logged, and what to type."""
+    """Return a message that nothing logs the monitored value, with a logged value to choose."""
     # A step's value, a learning rate or a counter is no objective.
     logged = [name for name in metrics if not re.search("^lr-|_step$|^epoch$|^step$", name)]
     hint = suggest(monitor, logged, f"{key}=") or f" Choose one with {key}=<name>."
@@ -91,7 +92,7 @@ def describe_missing(key: str, monitor: str, metrics: Iterable[str]) -> str:
 
 
 def missing_objective(message: str) -> str | None:
-    """Return our message if Lightning's is that nothing logs a checkpoint's objective."""
+    """Translate Lightning's message that nothing logs a checkpoint's objective; else ``None``."""
     found = MISSING.search(message)
     names = re.findall(r"'([^']+)'", found[2]) if found else []
     return describe_missing("objective", found[1], names).replace("n", "N", 1) if found else None

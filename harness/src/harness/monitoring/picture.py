@@ -1,4 +1,4 @@
-"""Draw a picture of a test's outputs in TensorBoard; an error in it does not stop the run."""
+"""Draw a picture of a test's outputs in TensorBoard. An error in the drawing stops no run."""
 
 import logging
 import pickle
@@ -36,14 +36,14 @@ class Picture(pl.Callback):
 
     @abstractmethod
     def update(self, outputs: Any, batch: Any) -> None:
-        """Collect data from a batch and from the outputs of ``test_step`` for it.
+        """Collect data from a batch, and from the outputs of ``test_step`` for this batch.
 
         Both are on the module's device. Call no collective operation here.
         """
 
     @abstractmethod
     def kept(self) -> Any:
-        """Return the data of this rank, on the CPU; it is pickled and sent to rank 0."""
+        """Return the data of this rank, on the CPU; the run pickles it and sends it to rank 0."""
 
     @abstractmethod
     def draw(self, parts: list[Any]) -> Figure | None:
@@ -55,17 +55,17 @@ class Picture(pl.Callback):
         self._try(self.reset)
 
     def on_test_batch_end(
-        self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, *place: int
+        self, trainer: pl.Trainer, _: Any, outputs: Any, batch: Any, *indices: int
     ) -> None:
         """Pass one batch to the subclass."""
-        if trainer.loggers and not is_padding(trainer, *place):
+        if trainer.loggers and not is_padding(trainer, *indices):
             self._try(self.update, outputs, batch)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the data of all ranks, and draw on rank 0."""
         if not trainer.loggers:
             return
-        # Pickled here, so that an object that cannot be pickled fails before the collective.
+        # Pickle here, so that an object that cannot be pickled fails before the collective.
         pickled = self._try(lambda: pickle.dumps(self.kept()))
         parts, errors = zip(*gather(trainer, (pickled, self.error)), strict=True)
         self.error = next(filter(None, errors), None)
@@ -81,7 +81,7 @@ class Picture(pl.Callback):
                 logger.experiment.add_figure(self.name, figure, trainer.global_step)
 
     def _try(self, function: Any, *arguments: Any) -> Any:
-        """Call a function of the subclass, unless one has failed in this test."""
+        """Call a function of the subclass, unless an earlier call has failed in this test."""
         try:
             return None if self.error else function(*arguments)
         except Exception as error:

@@ -18,7 +18,7 @@ TIME_WIDTH = 17  # of "0:00:00 • 0:00:00"
 
 
 class Speed(ProgressColumn):
-    """Batches per second; Lightning's column shows 0.00 until the bar has been drawn twice."""
+    """Show batches per second. Lightning's column shows 0.00 until the bar is drawn twice."""
 
     def render(self, task: Task) -> Text:
         """Return the recent speed of the task, or its speed since the start."""
@@ -34,7 +34,7 @@ class ProgressBar(RichProgressBar):
     batch, and synchronise with the device each time. If stdout is a file, there is no bar.
 
     Args:
-        refresh_rate: how many times a second the bar is drawn; 0 for no bar.
+        refresh_rate: how many times per second the bar is drawn; 0 for no bar.
         console_kwargs: see ``RichProgressBar``.
         **kwargs: other arguments of ``RichProgressBar``.
     """

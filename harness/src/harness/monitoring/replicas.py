@@ -41,8 +41,8 @@ CHUNK = 2**22  # elements per sum: 32 MiB as int64
 def sums_of_bits(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return a checksum of each tensor, the sum of its elements' bits as integers.
 
-    The sums are in int64, for which torch copies the elements to int64. Chunks keep that copy
-    small: a float32 tensor as a whole would need twice its own memory.
+    To sum in int64, torch copies the elements to int64. Chunks keep this copy small: for a whole
+    float32 tensor, it would need twice the tensor's memory.
 
     Returns:
         Shape (len(tensors),), on ``device``.
@@ -75,7 +75,7 @@ class Replicas(pl.Callback):
         self.reported: set[str] = set()  # buffers that each process writes from its own samples
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare before DDP overwrites buffers with rank 0's, as hooks may have written to them.
+        """Compare before DDP overwrites buffers with rank 0's, because hooks may have changed them.
 
         The checksums of the buffers are stored, to know later which buffers training changes.
         """
@@ -144,7 +144,7 @@ class Replicas(pl.Callback):
     def _is_own_buffer(
         self, name: str, sums: list[int], trainer: pl.Trainer, module: pl.LightningModule
     ) -> bool:
-        """Return whether each rank changes a buffer by its own samples; warn once of each."""
+        """Return whether each rank changes a buffer by its own samples; warn once per buffer."""
         layer = module.get_submodule(name.rpartition(".")[0])
         is_synchronised = isinstance(layer, (nn.SyncBatchNorm, SyncBatchNorm))
         # If training has left the buffer unchanged on some rank, its change on others is a fault.
@@ -161,7 +161,7 @@ class Replicas(pl.Callback):
 
 
 def without_gradient(module: nn.Module) -> list[str]:
-    """List trained parameters without a gradient; DDP waits for all before it averages any.
+    """List trained parameters without a gradient. DDP averages only once all gradients are there.
 
     The list is empty if no parameter has a gradient.
     """

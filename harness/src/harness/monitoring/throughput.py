@@ -23,19 +23,19 @@ from harness.monitoring.gpu_use import GpuSampler, GpuUse, gpus_of, of_all
 from harness.monitoring.verdict import Setup, Spent, verdict
 
 log = logging.getLogger(__name__)
-STEPS_LATER = 50  # the device is never that many steps behind the host
+STEPS_LATER = 50  # the device is never this many steps behind the host
 
 
 class Throughput(pl.Callback):
     """Report samples per second, what limits the run, and memory and utilisation of its GPUs.
 
-    On a GPU the times are CUDA events. They are read ``STEPS_LATER`` steps later, so that no step
-    synchronises. Not measured are validation, the first step, which starts the workers, and steps
-    in which something is compiled. With a stream, or with several loaders at once, only the GPUs
-    are measured.
+    On a GPU the times are CUDA events, which are read ``STEPS_LATER`` steps later, so that no step
+    synchronises. The measurement leaves out validation, steps in which something is compiled, and
+    the first step, which starts the workers. With a stream, or with several loaders at once, only
+    the GPUs are measured.
 
-    At the end of each step the host checks whether the GPU has finished the backward pass. If it
-    has, only the update is left in its queue: Python is slower than the GPU in this step.
+    At the end of each step the host checks whether the GPU has finished the backward pass. If so,
+    the GPU's queue holds only the update, because Python is slower than the GPU in this step.
     """
 
     is_measuring = False
@@ -111,7 +111,7 @@ class Throughput(pl.Callback):
             self.start, self.has_compiled = now(self.device), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the throughput and the GPUs' use in this epoch; a collective operation."""
+        """Log the throughput and the GPUs' use in this epoch. All ranks must call this."""
         if not (self.is_measuring or self.gpus):
             return
         spent, use = Spent(), GpuUse()
@@ -121,7 +121,7 @@ class Throughput(pl.Callback):
         if self.gpus:
             use = self.gpus.use()
         ranks = gather(trainer, (spent, use))
-        # The rank that waits longest for data decides: all others wait in the all-reduce for it.
+        # Use the times of the rank that waits longest for data: the others wait for this rank.
         spent = max((rank_spent for rank_spent, _ in ranks), key=lambda spent: spent.data)
         self.total += spent
         parts = []
@@ -138,7 +138,7 @@ class Throughput(pl.Callback):
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]
     ) -> None:
-        """Send the GPUs' use only to the loggers, because it is no metric to monitor."""
+        """Send the GPUs' use to the loggers alone, because it is no metric to monitor."""
         if stage != "train_epoch" or self.gpu_use is None:
             return
         gpu_values = {"gpu/memory_gib": self.epoch_use.peak_bytes / 2**30}

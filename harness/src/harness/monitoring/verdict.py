@@ -10,10 +10,10 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-CROWDED = 1.5  # load per core above which other programs slow this one down
-RECEIVING_SECONDS = 0.001  # cost of a batch from a worker: a faster data set needs no workers
-INPUT_BOUND = 0.1  # fraction of the time above which waiting for data is worth a change
-MOST = 0.5  # of the time, or of the steps
+CROWDED = 1.5  # load per core; above it, other programs slow this one down
+RECEIVING_SECONDS = 0.001  # time to receive a batch from a worker; a faster data set needs none
+INPUT_BOUND = 0.1  # fraction of the time waiting for data; above it, a change is worthwhile
+MOST = 0.5  # fraction of the time, or of the steps
 BUSY = 0.9  # a GPU above this utilisation is not host-bound, although its queue may run empty
 
 
@@ -25,7 +25,7 @@ class Spent:
     seconds: float = 0.0
     num_steps: int = 0
     num_samples: int = 0  # summed over all ranks
-    num_drained: int = 0  # steps at whose end the GPU had no work left
+    num_drained: int = 0  # steps before whose end the GPU had finished the backward pass
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -59,7 +59,7 @@ def verdict(spent: Spent, setup: Setup) -> str:
         bound, hint = "input-bound", _faster_data(spent, setup)
     elif fraction > INPUT_BOUND:
         text = f"{fraction:.0%} of a step of {1000 * spent.seconds / spent.num_steps:.1f} ms"
-        bound, text = "host-bound", f"{text} goes into taking the next batch"
+        bound, text = "host-bound", f"{text} is spent on fetching the next batch"
         hint = _fewer_steps(setup)
     elif spent.num_drained > MOST * spent.num_steps and (setup.gpu_busy or 0.0) < BUSY:
         drained = f"{spent.num_drained / spent.num_steps:.0%} of the steps"
