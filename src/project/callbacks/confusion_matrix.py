@@ -13,7 +13,7 @@ from harness import Picture
 class ConfusionMatrix(Picture):
     """Draw the test's confusion matrix in TensorBoard.
 
-    It reads ``labels`` and ``logits`` from what ``test_step`` returns.
+    The module's ``test_step`` must return a dict with ``labels`` and ``logits``.
 
     Args:
         num_classes: classes from 0 to ``num_classes - 1``.

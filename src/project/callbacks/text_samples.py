@@ -19,10 +19,10 @@ class TextSamples(pl.Callback):
     same run writes the same texts. After an error, the run logs a warning and writes no more texts.
 
     Args:
-        folder: where the files go, one for each validation.
+        folder: the folder of the files, one for each validation.
         prompt: the beginning of the text.
         num_tokens: the number of tokens to generate.
-        temperature: 0 takes the most likely token; 1 samples from the network's distribution.
+        temperature: 0 selects the most likely token; 1 samples from the network's distribution.
         seed: seed of the random generator.
     """
 

@@ -1,4 +1,4 @@
-"""Find image files, read their classes from their folders, decode them into one uint8 array.
+"""Find image files, read their classes from their folders, and decode them into one uint8 array.
 
 In: a folder. Out: file names, classes, splits, and the array in the cache. Next: images.py.
 """
@@ -40,7 +40,7 @@ def find_images(root: Path, key: str) -> list[str]:
 
 
 def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str], list[str]]:
-    """Read class and split of each file from its folders; leave out files without a class folder.
+    """Read the class and split of each file from its path; leave out files without a class folder.
 
     Returns:
         The files, the class of each, and the split of each; ``""`` if no folder names splits.

@@ -24,7 +24,7 @@ from harness import BatchedDataset, SplitDataModule, UserError, cached, uniform
 from project.data.image_files import decode_all, find_images, read_folders
 
 VERSION = 1  # of the decoded images: if you change ``decode``, raise it to decode images again
-MARGIN = 8 / 7  # side of the decoded squares divided by ``size``, as margin for training crops
+MARGIN = 8 / 7  # side of the decoded squares divided by ``size``; a margin for training crops
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, for pretrained networks
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue in the brightness
 NUM_DRAWS = 8  # random numbers for each image: 4 for its crop, 1 for a flip, 3 for colours
@@ -75,15 +75,16 @@ def per_channel(values: Sequence[float], device: torch.device) -> Tensor:
 
 @lru_cache
 def map_pixels(path: Path) -> NDArray[np.uint8]:
-    """Map all images in this process, as a plain array, which reads faster than np.memmap."""
+    """Map all images in this process, as an array that is faster to read than np.memmap."""
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
 class ImageDataset(BatchedDataset):
     """Images with their classes, read as whole batches.
 
-    A batch is (images, labels), in training (images, labels, draws), and without labels the images
-    alone. Shapes: uint8 images (B, side, side, 3), labels (B,), draws (B, NUM_DRAWS) below 2^31.
+    A batch is (images, labels). In training it is (images, labels, draws), and without labels it is
+    the images. Shapes: uint8 images (B, side, side, 3), labels (B,), draws (B, NUM_DRAWS) below
+    2^31.
 
     Args:
         path: a ``.npy`` file with all images; each process maps it.
@@ -125,7 +126,8 @@ class Images(SplitDataModule):
 
     Args:
         root: the folder.
-        predict_root: a folder of images, at any depth, to predict on; ``None``: the test split.
+        predict_root: a folder of images, at any depth, to predict on; ``None`` predicts on the test
+            split.
         size: side of the network's square inputs, in pixels.
         cache_dir: folder for decoded images.
         flip: whether to mirror half of the training images.
@@ -178,9 +180,7 @@ class Images(SplitDataModule):
                 f"data.fold={self.fold} draws the test split, but {self.root} has a test folder.\n"
                 "Leave out data.fold, or move the images of the test folder to train."
             )
-        drawn = np.flatnonzero(
-            np.isin(splits, ("", "train"))
-        )  # missing splits are drawn from these
+        drawn = np.flatnonzero(np.isin(splits, ("", "train")))  # rows to draw missing splits from
         missing = [name for name in ("val", "test") if not len(rows[name])]
         if len(drawn) and missing:
             class_names, codes = np.unique(np.array(classes)[drawn], return_inverse=True)

@@ -1,6 +1,6 @@
 """Read tables, decide how to encode each column, and encode rows as one matrix of numbers.
 
-In: a file. Out: the encoding of each column, as plain values, and the matrix. Next: tables.py.
+In: a file. Out: the encoding of each column, as JSON values, and the matrix. Next: tables.py.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ def read_table(
     separator: str | None = None,
     allow_urls: bool = False,
 ) -> pl.DataFrame:
-    """Read a parquet file with its types, or a CSV as stripped texts.
+    """Read a parquet file with its types, or a CSV whose cells are texts without outer spaces.
 
-    ``key`` is the key that names the file, for messages. See ``Table`` for the other arguments.
+    ``key`` is the config key of the file, for messages. See ``Table`` for the other arguments.
     """
     if "://" in path and not allow_urls:
         raise UserError(f"{key}={path} is a URL. If you trust it, type data.allow_urls=true.")
@@ -63,7 +63,7 @@ def select(table: pl.DataFrame, names: Sequence[str], source: str) -> pl.DataFra
     """Select columns of a table.
 
     Raises:
-        UserError: if columns are missing; names them and ``source``.
+        UserError: if columns are missing; the message names them and ``source``.
     """
     if missing := [name for name in names if name not in table.columns]:
         raise UserError(
@@ -103,7 +103,7 @@ def as_numbers(column: pl.Series) -> NDArray[np.float64] | None:
 
 
 def learn_column(column: pl.Series, train: NDArray[np.int64], is_category: bool) -> dict[str, Any]:
-    """Decide from the training rows how to encode a column, and return that as plain values.
+    """Decide from the training rows how to encode a column; return the encoding as JSON values.
 
     Args:
         column: all rows of the column.
@@ -133,9 +133,9 @@ def encode(
 
     The columns of the matrix are, in this order:
 
-    - standardised numbers, 0 for missing values;
-    - marks of missing values, 0 or 1, for each column that has some in the training rows;
-    - codes of categories from 1, 0 for missing or unknown values.
+    - standardised numbers; 0 stands for a missing value
+    - marks of missing values, 0 or 1, for each column that lacks values in training rows
+    - codes of categories, from 1; 0 stands for a missing or unknown value
     """
     numbers, marks, codes = [], [], []
     features = select(table, [column["name"] for column in columns], source)

@@ -1,8 +1,8 @@
-"""A CSV or parquet file with a column to predict from the others.
+"""A CSV or parquet file with a column to predict from the other columns.
 
 In: a file. Out: float32 matrices with their targets. table_columns.py finds the types, scales and
-categories of the columns in the training rows. They are saved with the run, so that predictions on
-new rows do not need the training file.
+categories of the columns in the training rows. The run saves these, so that predictions on new rows
+do not need the training file.
 """
 
 import zlib
@@ -30,15 +30,16 @@ class Table(SplitDataModule):
     """Rows of a table as float32 matrices (B, F) with their targets (B,).
 
     Args:
-        file: the table; ``None`` takes a table of scikit-learn, diabetes patients or tumours.
+        file: the table; ``None`` uses a table of scikit-learn: diabetes patients, or tumours.
         target: the column to predict.
         classes: whether the target column names classes; otherwise it has numbers.
-        ignore: columns that are not inputs; tables of predictions contain them.
+        ignore: columns that are not inputs; a table of predictions contains these columns.
         categories: columns of numbers to treat as categories, such as postal codes.
         missing: texts of a CSV that mean a missing value.
-        separator: separator of a CSV; ``None`` takes a comma, or a tab in ``.tsv``.
-        test_file: a table of test rows; then no row of ``file`` is a test row.
-        predict_file: rows to predict on, with or without the target; ``None``: the test rows.
+        separator: separator of a CSV; ``None`` means a comma, or a tab in ``.tsv``.
+        test_file: a table of test rows. With it, no row of ``file`` is a test row.
+        predict_file: rows to predict on, with or without the target; ``None`` predicts on the test
+            rows.
         allow_urls: whether a file may be a URL.
         **kwargs: see ``SplitDataModule``.
     """
@@ -86,7 +87,7 @@ class Table(SplitDataModule):
         if self.target in self.ignore:
             raise UserError(
                 f"data.ignore=[{','.join(self.ignore)}] leaves out data.target={self.target}.\n"
-                "Take it out of data.ignore, or choose another data.target."
+                "Remove it from data.ignore, or choose another data.target."
             )
         select(table, [self.target, *self.ignore, *self.categories], f"data.file={self.file}")
         if num_missing := table[self.target].null_count():

@@ -1,7 +1,7 @@
 """A text as windows of tokens, with the next token as label of each token.
 
-In: a text file. Out: batches (inputs, labels), both (B, length). Padding is at the end, where a
-causal network does not attend to it. Its labels are -100.
+In: a text file. Out: batches (inputs, labels), both (B, length). Padding is at the end of a window,
+so no token of a causal network attends to it. The labels of padding are -100.
 """
 
 import random
@@ -41,13 +41,13 @@ def write_sentences(path: Path) -> None:
 
 
 class CorpusWindows(BatchedDataset):
-    """A text cut into windows; each token but the first is the label of the token before it.
+    """A text cut into windows. The label of each token is the next token of the text.
 
     Args:
         ids: token ids of the text, shape (N,).
         length: tokens per window.
-        seed: cuts the text at other places in each epoch, and drops incomplete windows at both
-            ends. With ``None`` the places are fixed, and padding completes the last window.
+        seed: cuts the text at other positions in each epoch, and drops incomplete windows at both
+            ends. With ``None`` the positions are fixed, and padding completes the last window.
     """
 
     def __init__(self, ids: NDArray[Any], length: int, seed: int | None = None) -> None:
@@ -60,17 +60,17 @@ class CorpusWindows(BatchedDataset):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Read inputs and labels (B, length)."""
-        places = np.asarray(indices)[:, None] * self.length + np.arange(self.length + 1)
+        positions = np.asarray(indices)[:, None] * self.length + np.arange(self.length + 1)
         if self.seed is not None:
             shift = uniform(self.seed, self.epoch_of(indices), [0], 1)[0, 0]
-            places += int(shift * self.length)
-        ids = self.ids[np.minimum(places, len(self.ids) - 1)].astype(np.int64)  # (B, length + 1)
-        labels = np.where(places[:, 1:] < len(self.ids), ids[:, 1:], IGNORED)
+            positions += int(shift * self.length)
+        ids = self.ids[np.minimum(positions, len(self.ids) - 1)].astype(np.int64)  # (B, length + 1)
+        labels = np.where(positions[:, 1:] < len(self.ids), ids[:, 1:], IGNORED)
         return torch.from_numpy(np.ascontiguousarray(ids[:, :-1])), torch.from_numpy(labels)
 
 
 class LineWindows(BatchedDataset):
-    """A window for each line; ``end_id`` is its first input and the label after its last token.
+    """A window for each line. ``end_id`` is its first input, and the label of its last token.
 
     Args:
         ids: token ids of all lines, shape (N,).
@@ -97,10 +97,10 @@ class LineWindows(BatchedDataset):
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Read inputs and labels (B, length)."""
         starts, sizes = self.starts[indices][:, None], self.sizes[indices][:, None]
-        places = np.arange(self.length)
-        is_text = places < sizes  # (B, length)
-        labels = np.where(places == sizes, self.end_id, IGNORED)
-        labels[is_text] = self.ids[(starts + places)[is_text]]
+        positions = np.arange(self.length)
+        is_text = positions < sizes  # (B, length)
+        labels = np.where(positions == sizes, self.end_id, IGNORED)
+        labels[is_text] = self.ids[(starts + positions)[is_text]]
         inputs = np.roll(labels, 1, axis=1)  # each input is the label before it
         inputs[:, 0] = self.end_id
         inputs[inputs == IGNORED] = self.end_id
@@ -117,11 +117,11 @@ class Text(SplitDataModule):
             not empty, with random splits.
         length: tokens per window.
         tokenizer: ``"bytes"``, or the path of a ``tokenizer.json``.
-        val_file: a text to validate on; ``None`` takes a fraction of ``file``.
-        test_file: a text to test on; ``None`` takes a fraction of ``file``.
+        val_file: a text to validate on; ``None`` uses a fraction of ``file``.
+        test_file: a text to test on; ``None`` uses a fraction of ``file``.
         predict_file: lines to predict on; ``None`` predicts on the test split.
         cache_dir: folder for the tokens.
-        **kwargs: see ``SplitDataModule``. ``augment`` cuts a corpus at other places in each epoch.
+        **kwargs: see ``SplitDataModule``. ``augment`` cuts a corpus differently in each epoch.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Text(SplitDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the training."""
+        """The tokenizer that the training used."""
         return Tokenizer(self.facts["tokenizer"])
 
     def tokens(self, key: str, by_line: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -156,7 +156,7 @@ class Text(SplitDataModule):
         return encode_file(key, Path(self.files[key]), self.tokenizer, by_line, self.cache_dir)
 
     def corpus_windows(self, key: str, split: str) -> CorpusWindows:
-        """Cut a text, or the split's part of ``file``, into windows."""
+        """Cut a text, or the range of ``file`` for a split, into windows."""
         ids, _ = self.tokens(key, by_line=False)
         if key == "file":
             val, test = (

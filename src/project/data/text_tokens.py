@@ -1,4 +1,4 @@
-"""Encode texts as token ids: bytes, or the tokens of a ``tokenizer.json`` of ``tokenizers``.
+"""Encode texts as token ids: bytes, or the tokens of a ``tokenizer.json``.
 
 In: a text file. Out: its token ids, encoded once into a cache and mapped. Next: text.py.
 """
@@ -25,14 +25,14 @@ class Tokenizer:
         text: the content of a ``tokenizer.json``; ``None`` makes each byte a token.
 
     Attributes:
-        end_id: an id after all tokens; begins, ends and pads a text.
-        vocab_size: ids are from 0 to ``vocab_size - 1``.
+        end_id: the id after those of all tokens, which begins, ends and pads a text.
+        vocab_size: the number of ids, from 0 to ``vocab_size - 1``.
     """
 
     def __init__(self, text: str | None = None) -> None:
         self.text, self.library, self.end_id = text, None, 256
         if text is not None:
-            # The package starts threads, and would warn of later forks, which do not use it.
+            # The package starts threads, and would warn of later forks, which do not use threads.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
             import tokenizers
 
@@ -77,7 +77,7 @@ def encode_file(
     """Encode a text file in UTF-8 once; later calls map the cached ids.
 
     ``key`` is the key below ``data`` that names the file, for messages. With ``by_line`` each line
-    is encoded without its line break, otherwise each megabyte of text.
+    is encoded separately, without its line break; otherwise each megabyte of text.
 
     Returns:
         All token ids, and the index after the last token of each line or megabyte.

@@ -22,7 +22,7 @@ class Contrastive(pl.LightningModule):
 
     The method is SimCLR (Chen et al., ICML 2020), with the network's output as embedding. The
     negatives of an image are all other images of the rank's batch, so their number depends on the
-    strategy: under dp and ddp2 the batch is that of the whole node, under ddp that of one device.
+    strategy: the batch is that of the whole node under dp and ddp2, and of one device under ddp.
 
     A linear probe learns the labels from the embeddings, without a gradient to the network. Its
     accuracy measures the quality of the embeddings.
@@ -94,7 +94,7 @@ class Contrastive(pl.LightningModule):
         return {"inputs": images, "labels": labels, "logits": logits}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return columns of a table with one row per sample: the probe's class, the embedding."""
+        """Return the columns of a table: the probe's class and the embedding of each sample."""
         images, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         embeddings = self(images)
         columns = {"label": labels[0]} if labels else {}

@@ -26,7 +26,7 @@ class LanguageModel(pl.LightningModule):
         optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: see
             ``harness.build_optimizers``.
         bytes_per_token: mean number of bytes of a token. With it, evaluations log bits_per_byte,
-            which compares models with different tokenizers. ``None`` logs none.
+            by which models with different tokenizers can be compared. ``None`` does not log it.
         num_continued: number of tokens by which predictions continue each text; 0 for none.
     """
 
@@ -42,7 +42,7 @@ class LanguageModel(pl.LightningModule):
         num_continued: int = 0,
     ) -> None:
         super().__init__()
-        # Only plain values, so that a checkpoint loads without this code.
+        # Only numbers, so that a checkpoint loads without this code.
         self.save_hyperparameters("bytes_per_token")
         self.net = net
         self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
@@ -97,7 +97,7 @@ class LanguageModel(pl.LightningModule):
         mean_loss.reset()
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
-        """Return columns of a table with one row per text: loss, perplexity, continuation."""
+        """Return the columns of a table: loss, perplexity and continuation of each text."""
         tokens, labels = batch
         losses = token_losses(self(tokens), labels)  # (B, T)
         num_tokens = (labels != IGNORED).sum(dim=1)
@@ -105,7 +105,7 @@ class LanguageModel(pl.LightningModule):
         columns: dict[str, Any] = {"tokens": num_tokens, "loss": loss, "perplexity": loss.exp()}
         if self.num_continued:
             data = self.trainer.datamodule  # type: ignore[attr-defined]
-            # The inputs of a text are the token before it and its tokens, as many as its labels.
+            # A text has as many inputs as labels: its tokens, and the token before them.
             lengths = num_tokens.clamp(max=tokens.shape[1])
             continued = continue_texts(self.net, tokens, lengths, self.num_continued)
             columns["continuation"] = [data.tokenizer.decode(ids) for ids in continued.tolist()]
@@ -139,8 +139,8 @@ def continue_texts(
         net: maps tokens (B, T) to logits (B, T, vocab_size).
         tokens: windows whose rows begin with a text, shape (B, T).
         lengths: number of tokens of each text, from 1 to T, shape (B,).
-        num_tokens: number of tokens to add; a full window drops its first token for each.
-        temperature: 0 takes the most likely token; 1 samples from the network's distribution.
+        num_tokens: number of tokens to add; for each, a full window drops its first token.
+        temperature: 0 selects the most likely token; 1 samples from the network's distribution.
         generator: random generator on the CPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The baseline network."""
+"""A fully connected network, as a baseline."""
 
 from collections.abc import Sequence
 

@@ -20,7 +20,7 @@ class Regressor(pl.LightningModule):
 
     Args:
         net: maps inputs of shape (B, ...) to numbers, in the shape of the targets or (B, 1).
-        loss: called with the network's numbers and scaled targets; ``torch.nn.HuberLoss()``.
+        loss: called with the network's numbers and scaled targets, such as ``nn.HuberLoss()``.
         optimizer, scheduler, scheduler_interval, scheduler_monitor, groups: see
             ``harness.build_optimizers``.
     """
@@ -101,7 +101,7 @@ class Regressor(pl.LightningModule):
         return {"inputs": inputs, "targets": targets, "predictions": predictions}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return columns of a table with one row per sample; without targets, no target column."""
+        """Return the columns of a table: the target, if the batch has one, and the prediction."""
         inputs, *targets = batch if isinstance(batch, (tuple, list)) else (batch,)
         columns = {"target": targets[0]} if targets else {}
         return columns | {"prediction": self.in_units(self(inputs))}

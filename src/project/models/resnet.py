@@ -10,7 +10,7 @@ Norm = Callable[[int], nn.Module]
 
 
 def group_norm(num_channels: int) -> nn.GroupNorm:
-    """Normalise 32 groups of channels, or as many as there are channels."""
+    """Normalise over 32 groups of channels, or over each channel if there are fewer."""
     return nn.GroupNorm(min(32, num_channels), num_channels)
 
 
@@ -28,10 +28,10 @@ class ResNet(nn.Module):
         layers: blocks of each of the four stages.
         block: ``"basic"``: two 3x3 convolutions; ``"bottleneck"``: 1x1, 3x3 and 1x1.
         norm: ``"group"`` or ``"batch"``.
-        width: channels of the first stage, a power of 2 or a multiple of 32; each later one has
-            twice as many.
-        stem: ``"image"`` halves the resolution twice before the first stage; ``"small"`` keeps it,
-            for images below about 64 pixels.
+        width: channels of the first stage, a power of 2 or a multiple of 32. Each later stage has
+            twice as many as the stage before.
+        stem: ``"image"`` halves the resolution twice before the first stage. ``"small"`` keeps the
+            resolution, for images below about 64 pixels.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions beside a shortcut; initialised as the shortcut alone (Goyal et al. 2017).
+    """Convolutions beside a shortcut, whose output is initially 0 (Goyal et al. 2017).
 
     Args:
         in_channels: channels of the input.
         channels: channels of each convolution; a bottleneck's output has four times as many.
         stride: 2 halves the resolution.
         norm: called with the number of channels, returns a normalisation layer.
-        is_bottleneck: convolutions of 1x1, 3x3 and 1x1; else two of 3x3.
+        is_bottleneck: whether the convolutions are 1x1, 3x3 and 1x1, and not 3x3 and 3x3.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Block(nn.Module):
         self.out_channels = channels * (4 if is_bottleneck else 1)
         widths = [in_channels, *[channels] * (len(kernels) - 1), self.out_channels]
         for i, kernel in enumerate(kernels):
-            step = stride if i == len(kernels) - 2 else 1  # the last 3x3 halves
+            step = stride if i == len(kernels) - 2 else 1  # the last but one convolution
             convolution = nn.Conv2d(widths[i], widths[i + 1], kernel, step, kernel // 2, bias=False)
             self.add_module(f"conv{i + 1}", convolution)
             self.add_module(f"bn{i + 1}", norm(widths[i + 1]))

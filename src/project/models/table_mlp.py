@@ -17,7 +17,7 @@ class TableMLP(nn.Module):
 
     Args:
         in_features: columns of the input; the last columns hold codes of categories.
-        cardinalities: number of codes of each categorical column, with code 0; may be empty.
+        cardinalities: number of codes of each categorical column, code 0 included; may be empty.
         hidden: widths of the hidden layers.
         num_classes: width of the output; 1 for a number.
         dropout: probability that a hidden activation is zeroed in training.
