@@ -162,7 +162,7 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
             if lock(gpu.uuid):
                 chosen.append(gpu)
             else:
-                state = "taken by another run"
+                state = "locked by another run"
         table += f"  GPU {gpu.number} {gpu.name}, {gib(gpu.free_bytes)} free: {state}\n"
     if len(chosen) < (num_wanted or 1):
         release()

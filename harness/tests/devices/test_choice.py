@@ -103,7 +103,7 @@ def test_too_few_gpus_show_what_each_lacks(machine, monkeypatch, own_locks: str)
         "gpus=emptiest needs 2 GPUs and found 1:",
         f"GPU 4 T4, 80.0 GiB free: {MIG}",
         "GPU 0 T4, 79.1 GiB free: free",
-        "GPU 2 T4, 79.0 GiB free: taken by another run",
+        "GPU 2 T4, 79.0 GiB free: locked by another run",
         "GPU 1 T4, 3.2 GiB free: less free than gpus.min_free_gib=20",
     ):
         assert line in says

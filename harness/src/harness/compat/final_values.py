@@ -3,7 +3,7 @@
 In: Lightning's calls of its logger connector, at the end of a batch, loader, epoch or evaluation.
 Out: final values on the CPU, for Lightning's readers and for ``on_values`` of callbacks.
 
-Lightning has no hook for the moment when values are final. It copies each value to the host
+Lightning has no hook for the moment when values are final. Lightning copies each value to the host
 separately, and repeats a step's value in later rows. A **row** is the set of values that loggers
 get in one call, from a training step or an evaluation. Next: ``parity/evaluation.py`` combines the
 ranks; then loggers, checkpoints, early stopping and plateau schedules read the values.

@@ -96,7 +96,7 @@ def end_restart(trainer: pl.Trainer, limit_val_batches: Any) -> None:
 def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
     """Return whether a validation follows the step that starts with this batch.
 
-    It does not consider a ``val_check_interval`` that is a time.
+    A ``val_check_interval`` that is a time is ignored.
     """
     every_epochs = trainer.check_val_every_n_epoch
     is_due_in_epoch = every_epochs is None or (trainer.current_epoch + 1) % every_epochs == 0

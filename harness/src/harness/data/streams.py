@@ -216,7 +216,7 @@ def share_stream(
     if num_ranks > 1 and rank == 0:
         step = f"{size} samples" if size else f"{num_ranks} of its batches"
         print(
-            f"{name} is a stream: each of {num_ranks} processes reads its own part. A step takes "
+            f"{name} is a stream: each of {num_ranks} processes reads its own part. A step uses "
             f"{step} over all processes. The samples of a step are other samples than with one "
             "process.",
             flush=True,

@@ -65,8 +65,8 @@ class Replicas(pl.Callback):
     ``every_n_steps`` steps, at the end of each epoch, and before a checkpoint to resume from. With
     ``every_n_steps=None`` there is no comparison by number of steps.
 
-    They compare parameters, buffers that training does not change, and statistics of synchronised
-    BatchNorm. Other buffers differ between ranks until DDP overwrites them with rank 0's.
+    The checksums cover parameters, buffers that training does not change, and statistics of
+    synchronised BatchNorm. Other buffers differ by rank until DDP overwrites them with rank 0's.
     """
 
     def __init__(self, every_n_steps: int | None = 1000) -> None:

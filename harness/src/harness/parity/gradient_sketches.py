@@ -3,8 +3,8 @@
 In: a gradient on its device. Out: sums of its elements with random signs, on the host. This is the
 count sketch of Charikar, Chen and Farach-Colton (ICALP 2002), with one sign per row.
 
-A sketch is linear: the mean of the ranks' sketches is the sketch of their mean gradient. It also
-estimates the norm of a difference. So no full gradient is copied, sent or stored.
+Sketches are linear: the mean of the ranks' sketches is the sketch of their mean gradient. They also
+estimate the norm of a difference. So no full gradient is copied, sent or stored.
 """
 
 import math

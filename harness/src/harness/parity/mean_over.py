@@ -35,7 +35,7 @@ _counter: Counter | None = None  # ``Means.count`` while a run trains
 def set_counter(counter: Counter | None) -> Counter | None:
     """Set the function that ``mean_over`` and ``sum_over`` call; return the previous one.
 
-    It is ``Means.count`` while a run trains, else None.
+    The function is ``Means.count`` while a run trains, else None.
     """
     global _counter
     previous, _counter = _counter, counter

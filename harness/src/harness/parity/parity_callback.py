@@ -30,14 +30,14 @@ MOST_TIME_FRACTION, FREE_SECONDS = 0.02, 1.2
 class ParityChecks(pl.Callback):
     """Check a run on several devices, or one that accumulates batches, without changing it.
 
-    It checks at these times:
+    Checks run at these times:
 
     - before the first step, and after steps 1, 2, 4, 8 and so on
     - after each eighth of the run, and at the first step of each epoch
     - after a change of the trained parameters, of BatchNorm's mode, or of dropout
     - with several ranks, before validations 1, 2, 4 and so on
 
-    It logs a finding of each kind once.
+    Each kind of finding is logged once.
 
     Args:
         is_on: False switches the check off.

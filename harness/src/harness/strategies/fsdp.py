@@ -1,9 +1,9 @@
 """fsdp: each rank has a shard of every parameter, gradient and optimizer state.
 
-It uses torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy. In: an unsharded
-module, and unsharded checkpoints of any strategy. Out: unsharded checkpoints. Lightning's
-``FSDPStrategy`` is FSDP 1, which refuses CPUs, 64-true and clipping by norm. Its
-``ModelParallelStrategy`` needs code in each module.
+The strategy uses torch's ``fully_shard`` (FSDP 2) inside of Lightning's DDP strategy. In: a module,
+and unsharded checkpoints of any strategy. Out: unsharded checkpoints. Lightning's ``FSDPStrategy``
+is FSDP 1, which refuses CPUs, 64-true and clipping by norm. Lightning's ``ModelParallelStrategy``
+needs code in each module.
 """
 
 from collections.abc import Callable, Mapping, Sequence

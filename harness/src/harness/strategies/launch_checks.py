@@ -1,7 +1,7 @@
 """Count the processes of a strategy, and check that the launcher has started as many.
 
 In: settings of the Trainer, and the launcher. Out: numbers, or a UserError with what to type
-instead. This file imports no torch, because a command calls it before it imports torch. Next:
+instead. This file imports no torch, because a command calls it before the import of torch. Next:
 ``distributed.start_ranks`` starts processes.
 """
 
