@@ -85,10 +85,10 @@ class NonFinite(pl.Callback):
         """Raise an error if the first value of an objective is not finite; warn of later ones."""
         if stage == "train_step" or trainer.state.fn != "fit":
             return
-        read = monitored(trainer) & values.keys()
-        bad = {name for name in read if not math.isfinite(values[name])}
-        self.was_finite |= read - bad
-        for name in sorted(bad - self.warned):
+        present = monitored(trainer) & values.keys()
+        not_finite = {name for name in present if not math.isfinite(values[name])}
+        self.was_finite |= present - not_finite
+        for name in sorted(not_finite - self.warned):
             self.warned.add(name)
             finding = f"{name} is {values[name]} in epoch {epoch}"
             if checkpoints_by(trainer, name) and name not in self.was_finite:

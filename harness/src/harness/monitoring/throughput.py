@@ -124,16 +124,16 @@ class Throughput(pl.Callback):
         # Use the times of the rank that waits longest for data: the others wait for this rank.
         spent = max((rank_spent for rank_spent, _ in ranks), key=lambda spent: spent.data)
         self.total += spent
-        parts = []
+        texts = []
         if spent.num_steps:
-            parts.append(f"{spent.num_samples / spent.seconds:,.0f} samples/s")
-            parts.append(f"{spent.data / spent.seconds:.0%} of the time waiting for data")
+            texts.append(f"{spent.num_samples / spent.seconds:,.0f} samples/s")
+            texts.append(f"{spent.data / spent.seconds:.0%} of the time waiting for data")
         if self.gpus:
             self.gpu_use = of_all([rank_use for _, rank_use in ranks])
             self.epoch_use, self.use_before = self.gpu_use.since(self.use_before), self.gpu_use
-            parts.append(f"GPU {self.epoch_use}")
-        if parts and trainer.is_global_zero:
-            log.info("Epoch %d: %s.", trainer.current_epoch, ", ".join(parts))
+            texts.append(f"GPU {self.epoch_use}")
+        if texts and trainer.is_global_zero:
+            log.info("Epoch %d: %s.", trainer.current_epoch, ", ".join(texts))
 
     def on_values(
         self, trainer: pl.Trainer, stage: str, epoch: int, step: int, values: dict[str, float]

@@ -121,8 +121,8 @@ class ParityChecks(pl.Callback):
 
     def _has_time(self) -> bool:
         """Return, on all ranks, whether rank 0 has time left for another check."""
-        most = max(FREE_SECONDS, MOST_TIME_FRACTION * (time.monotonic() - self.started))
-        has_time: bool = self.check.ranks.all_values(self.seconds < most)[0]
+        max_seconds = max(FREE_SECONDS, MOST_TIME_FRACTION * (time.monotonic() - self.started))
+        has_time: bool = self.check.ranks.all_values(self.seconds < max_seconds)[0]
         return has_time
 
     def _run(self, trainer: pl.Trainer, check: Callable[[], dict[str, str]]) -> None:

@@ -192,9 +192,9 @@ class Passes:
     def _pass(self, as_one: bool, seed: int = 0) -> Iterator[None]:
         """Watch what a pass writes and draws; reset metrics, and put BatchNorm into eval mode."""
         self.result = Result()
-        for part in self.module.modules():
-            if isinstance(part, BATCH_NORMS) and part.track_running_stats:
-                part.training = False  # ``batch_norm_warning`` warns of BatchNorm
+        for layer in self.module.modules():
+            if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
+                layer.training = False  # ``batch_norm_warning`` warns of BatchNorm
         self._begin(seed)
         states, num_collectives = generator_states(), self.ranks.num_collectives
         watch = WatchedOperations(self.snapshot.before_write, self.ranks.before_collective)

@@ -241,9 +241,9 @@ class Verdict:
         return type(self.trainer.strategy).__name__.removesuffix("Strategy")
 
     def _dropout(self) -> str:
-        for name, part in self.module.named_modules():
-            if isinstance(part, DROPOUTS) and part.training and part.p:
-                return f"{name or type(part).__name__}.p={part.p:g}"
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, DROPOUTS) and layer.training and layer.p:
+                return f"{name or type(layer).__name__}.p={layer.p:g}"
         return "dropout"
 
 

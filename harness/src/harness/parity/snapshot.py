@@ -149,8 +149,8 @@ class Snapshot:
             members = [item for base in bases for item in base.items()]
             slots = {name for name, item in members if isinstance(item, types.MemberDescriptorType)}
             held = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-            self.attributes += [(value, name, part) for name, part in held]
-            yield from (part for _, part in held)
+            self.attributes += [(value, name, content) for name, content in held]
+            yield from (content for _, content in held)
 
     def _of_class(self, kind: type) -> Iterator[Any]:
         """Save the numbers, strings and containers of a user's class, and of its Python file."""

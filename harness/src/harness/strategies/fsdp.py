@@ -180,9 +180,9 @@ def units(module: pl.LightningModule, names: Sequence[str] | None = None) -> lis
     chosen = {*named_submodules(module, names or ())}
     if names is None:
         lists = [m for m in module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-        blocks = [block for part in lists for block in part.children()]
+        blocks = [block for parent in lists for block in parent.children()]
         chosen = {m for m in blocks if [*m.children()] and next(m.parameters(), None) is not None}
-    return [part for part in reversed([*module.modules()]) if part in chosen]
+    return [m for m in reversed([*module.modules()]) if m in chosen]
 
 
 def refuse_changes(unit: nn.Module) -> None:
