@@ -100,7 +100,7 @@ def written(answers: argparse.Namespace) -> dict[str, bytes]:
     page = f"/blob/{version}" if address.startswith("http") else ""  # a URL of GitHub or GitLab
     values = vars(answers) | {
         "docs": f"{address.removesuffix('.git')}{page}/harness/docs".lstrip("/"),
-        "library": f"harness @ git+{answers.library}#subdirectory=harness",
+        "library": f"lightning-harness @ git+{answers.library}#subdirectory=harness",
         "requirements": "pyproject.toml" if address else "requirements.txt",
     }
     quoted = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}

@@ -119,7 +119,7 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
     folder = tmp_path / "zebra-study"
     copier(tmp_path, "copy", "--vcs-ref=v1.0.0", template, folder, **ANSWERS, harness="package")
     assert not (folder / "harness").exists()
-    line = f'"harness @ git+file://localhost{template}@v1.0.0#subdirectory=harness",'
+    line = f'"lightning-harness @ git+file://localhost{template}@v1.0.0#subdirectory=harness",'
     assert line in (folder / "pyproject.toml").read_text()
     copier(folder, "update")
     assert line.replace("v1", "v2") in (folder / "pyproject.toml").read_text()
@@ -129,7 +129,7 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
         copier(folder, "update", harness=kind)
         commit(folder, kind)
         assert (folder / "harness" / "src").exists() == (kind == "vendored")
-        assert ("harness @ git+" in (folder / "pyproject.toml").read_text()) == (kind == "package")
+        assert ("lightning-harness @ git+" in (folder / "pyproject.toml").read_text()) == (kind == "package")
         answers = yaml.safe_load((folder / ".copier-answers.yml").read_text())
         assert answers["harness"] == kind
 

@@ -90,7 +90,7 @@ def test_of_the_package_kind_one_line_is_the_library(tmp_path: Path) -> None:
     new = tracked(make(tmp_path / "new", f"--library={address}@v2"))
     assert not [path for path in old if path.startswith("harness/")]
     dependencies = tomllib.loads(old["pyproject.toml"].decode())["project"]["dependencies"]
-    assert dependencies == [f"harness @ git+{address}@v1#subdirectory=harness"]
+    assert dependencies == [f"lightning-harness @ git+{address}@v1#subdirectory=harness"]
     assert {path for path in old if old[path] != new[path]} == {"pyproject.toml", "START.md"}
     lines = zip(old["pyproject.toml"].splitlines(), new["pyproject.toml"].splitlines(), strict=True)
     assert len([pair for pair in lines if pair[0] != pair[1]]) == 1
