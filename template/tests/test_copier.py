@@ -129,7 +129,8 @@ def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
         copier(folder, "update", harness=kind)
         commit(folder, kind)
         assert (folder / "harness" / "src").exists() == (kind == "vendored")
-        assert ("lightning-harness @ git+" in (folder / "pyproject.toml").read_text()) == (kind == "package")
+        is_line = "lightning-harness @ git+" in (folder / "pyproject.toml").read_text()
+        assert is_line == (kind == "package")
         answers = yaml.safe_load((folder / ".copier-answers.yml").read_text())
         assert answers["harness"] == kind
 
