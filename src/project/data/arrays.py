@@ -21,7 +21,10 @@ def read_array(key: str, path: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"data.{key}={path} cannot be read as .npy: {error}") from error
+        raise UserError(
+            f"data.{key}={path} cannot be read as .npy: {error}\n"
+            f"Name a file that numpy.save wrote: data.{key}=<file>"
+        ) from error
     if array.dtype.kind not in "biuf":
         raise UserError(
             f"data.{key}={path} has the type {array.dtype}.\nSave integers, floats or booleans."

@@ -40,7 +40,10 @@ def read_table(
         separator = separator or ("\t" if suffix == ".tsv" else ",")
         table = pl.read_csv(path, infer_schema=False, separator=separator)
     except OSError as error:
-        raise UserError(f"{key}={path} cannot be read: {error.strerror or error}") from error
+        raise UserError(
+            f"{key}={path} cannot be read: {error.strerror or error}\n"
+            f"Name a CSV or parquet file: {key}=<file>"
+        ) from error
     except pl.exceptions.PolarsError as error:
         raise UserError(f"{key}={path} cannot be read: {str(error).splitlines()[0]}") from error
     signs = [sign for sign in ";|" if table.width == 1 and sign in table.columns[0]]

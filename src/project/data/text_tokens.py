@@ -105,7 +105,10 @@ def encode_file(
         name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         folder = cached(cache_dir / f"{path.stem}-{name}", write)
     except OSError as error:
-        raise UserError(f"data.{key}={path} cannot be read: {error.strerror}.") from error
+        raise UserError(
+            f"data.{key}={path} cannot be read: {error.strerror}.\n"
+            f"Name a text file: data.{key}=<file>"
+        ) from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"data.{key}={path} is not text in UTF-8: {error.reason}.\nConvert the file to UTF-8."

@@ -1,7 +1,7 @@
 """The metric that Lightning gets in place of each number that is logged.
 
-Lightning keeps logged numbers in a private collection. To combine a step's value over the ranks, it
-adds a collective to each training step. A metric object needs neither: the library can set the
+Lightning keeps logged numbers in a private collection, and adds a collective to each training step
+to combine a step's value over the ranks. A metric object needs neither: the library can set the
 value just before Lightning reads it, and can save the sums within an epoch. Lightning reads a
 step's value from a private attribute of the metric.
 

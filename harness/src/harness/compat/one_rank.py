@@ -28,7 +28,7 @@ def num_ranks(trainer: pl.Trainer) -> int:
 
 
 def num_devices(trainer: pl.Trainer) -> int:
-    """Return the real number of devices on all nodes, even in a hook that is shown one."""
+    """Return the real number of devices on all nodes, even in a hook that sees only one."""
     with seen_as_it_is(trainer):
         return trainer.num_devices * trainer.num_nodes
 
@@ -99,6 +99,6 @@ def _one_rank_or_group(group: Any = None) -> int:
 def _sampler_of_any_rank(
     sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *args: Any, **how: Any
 ) -> None:
-    """Initialise a ``DistributedSampler``; with one replica use rank 0, as it refuses rank 1."""
+    """Initialise a ``DistributedSampler``. With one replica, use rank 0: another is refused."""
     rank = 0 if num_replicas in (None, 1) else rank
     MAKE_SAMPLER(sampler, dataset, num_replicas, rank, *args, **how)

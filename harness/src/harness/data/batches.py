@@ -131,7 +131,7 @@ class LocalBatchCounts:
         return local_size == 0 and global_size > 0
 
     def num_samples_in(self, batch_idx: int) -> int | None:
-        """Return how many samples this rank computes, with padding; ``None`` if unknown."""
+        """Return how many samples this rank computes, padding included; ``None`` if unknown."""
         local_size, global_size = self.counts(batch_idx)
         return max(1, local_size) if global_size else None
 

@@ -204,7 +204,7 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             yield batch.begin() if self.reads_here else batch
 
     def batch(self, indices: Sequence[Any]) -> Batch:
-        """Return a ``Batch`` of the indices, which seeds the generators of the data set."""
+        """Return the indices as a ``Batch``, which seeds the generators of the data set."""
         if self.generators is None and self.dataset is not None:
             self.generators = generators_in(self.dataset)
         seed = None if self.dataset is None else self.seed

@@ -19,7 +19,7 @@ BUSY = 0.9  # a GPU above this utilisation is not host-bound, although its queue
 
 @dataclass
 class Spent:
-    """Seconds of training steps, and the numbers of their steps and samples."""
+    """The time, the steps and the samples of an epoch or a training run."""
 
     data: float = 0.0  # seconds of waiting for the next batch, part of ``seconds``
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""dp: one process on one machine drives all its devices. Also the base class of dp and ddp2.
+"""dp: one process on one machine drives all its devices. dp and ddp2 share a base class here.
 
 A step runs once, on the whole batch. The loader's sampler counts the samples of that batch. Each
 call of the network is split by samples over all devices of the process (`parallel_forward`).
