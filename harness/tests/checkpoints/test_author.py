@@ -101,13 +101,13 @@ def test_objects_are_told_once_and_nothing_goes_on_without_them(tmp_path: Path) 
     lost = f"callbacks.Odd.history.1 ({__name__}.Colour), colour ({__name__}.Colour), "
     lost += f"executed ({__name__}.Executed)"
     assert told.count(f"Checkpoints leave out {lost}. No run can resume") == 1
-    assert told.count("Or keep objects with checkpoint.trusted=true") == 1
+    assert told.count("Or save other objects with checkpoint.trusted=true") == 1
     for path in (run.folder / "checkpoints").iterdir():
         torch.load(path, weights_only=True)
     assert "test/loss" in evaluate(run.checkpoint).results
     leave_at(run.folder, 2)
     for more in ((), ("checkpoint.trusted=true",)):
-        with pytest.raises(UserError, match="cannot be resumed: it was saved without") as refusal:
+        with pytest.raises(UserError, match="cannot be resumed: it lacks") as refusal:
             train(f"resume={run.folder}", *more)
         assert "trusted" not in str(refusal.value)  # it would not help
 

@@ -66,7 +66,7 @@ def test_values_that_are_synchronised_go_on(before: str, after: str, tmp_path: P
     status, said = execute([*chosen, f"resume={run_dir}"], after, tmp_path)
     assert status == 0, said
     is_told = (
-        "cannot be merged, so rank 0's counts continue alone: seen."
+        "cannot be merged, so only rank 0's counts continue: seen."
         in (run_dir / "run.log").read_text()
     )
     assert is_told == (before == "ddp(2)")

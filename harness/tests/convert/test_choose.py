@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.convert import CheckpointError, Weights, convert
-from harness.convert.choose import rename
+from harness.convert.choose import ENTRIES, rename
 
 from .checkpoint_matrix import same
 
@@ -50,7 +50,7 @@ def test_where_there_is_doubt_the_entries_are_listed(
     root: object, inside: str, key: str | None, tmp_path: Path
 ) -> None:
     listed = f". The file has the entries {inside}. Choose one of them with --key NAME"
-    assert f"no weights at a usual entry{listed}" in refusal(root, tmp_path)
+    assert f"no weights at the entries {', '.join(ENTRIES)}{listed}" in refusal(root, tmp_path)
     assert f"no weights at --key 'E'{listed}" in refusal(root, tmp_path, key="E")
     if key is not None:
         assert report(root, tmp_path, key=key).tensors
@@ -61,10 +61,7 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     for other in ({"a": torch.ones(2)}, [torch.ones(1)], nn.Linear(2, 2)):
         root = {"model": {"step": torch.tensor(5), "weights": other}}
         said = refusal(root, tmp_path, key="model")
-        assert (
-            "model holds tensors, and its entry weights holds further tensors. Choose with --key"
-            in said
-        )
+        assert "model holds tensors, and its entry weights holds further tensors. Choose one" in said
     assert report(root, tmp_path, key="model.weights").tensors.keys() == {"weight", "bias"}
     said = report({**STATE, "version": 3, "0._extra_state": {"scale": torch.ones(1)}}, tmp_path)
     assert said.tensors.keys() == STATE.keys()

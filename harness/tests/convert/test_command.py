@@ -103,7 +103,8 @@ MISTAKES = (
     (
         ".",
         3,
-        ". is neither a checkpoint file, nor a folder of a run or of all shards. Name a file\n",
+        ". is neither a checkpoint file, nor a run's folder, nor a folder with all shards of a "
+        "network. Name a file\n",
     ),
     ("last.ckpt --dtype float64", 2, "unrecognized arguments"),
     ("last.ckpt -o /proc/out.pt", 4, "/proc/out.pt"),

@@ -119,7 +119,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
     assert "TorchScript" in refusal(path)
     os.mkfifo(tmp_path / "pipe.ckpt")  # opening it would wait for a writer
-    assert "neither a checkpoint file, nor a folder" in refusal(tmp_path / "pipe.ckpt")
+    assert "neither a checkpoint file, nor a run's folder" in refusal(tmp_path / "pipe.ckpt")
 
 
 def test_a_folder_of_torchs_distributed_checkpoint_gets_torchs_command(tmp_path: Path) -> None:

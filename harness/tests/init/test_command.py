@@ -78,13 +78,13 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
 ) -> None:
     for words, said in (
         ("init=wieghts.safetensors", "init.path=wieghts.safetensors does not exist."),
-        ("init=conf", "init.path=conf is neither a checkpoint file, nor a folder"),
+        ("init=conf", "init.path=conf is neither a checkpoint file, nor a run's folder"),
         ("init=train.py", "init.path=train.py: the file is not a checkpoint, or is damaged"),
         (
             "init.freeze=[nett]",
             "init.freeze=['nett']: no part is named nett. Did you mean net?",
         ),
-        ("init.rename=fc", "init.rename=fc must map names, as in init.rename={fc:head}"),
+        ("init.rename=fc", "init.rename=fc must map old names to new ones: init.rename={fc:head}"),
         ("init.pth=a.pt", "There is no key init.pth. Did you mean init.path?"),
         (f"init={finished_run} model.net.hidden=[128,32]", "3 of the 6 tensors of net fit"),
         ("init.unfreeze_at_epoch=3", "no part is frozen. Add init.freeze=[<part>]."),

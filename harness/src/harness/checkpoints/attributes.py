@@ -1,9 +1,9 @@
-"""Save the Python attributes that training has changed in a checkpoint, and restore them.
+"""Save in a checkpoint the Python attributes that training has changed, and restore them.
 
-In: the values that ``tracked_values`` finds. Out: the plain values (see ``packing``) that have
-changed since the run began. Unchanged ones are left out, so that settings of a new command hold. If
-ranks differ, the values of each rank are saved. A warning names changed values that are not plain.
-Next: ``safe_point`` writes them, and restores them on resume.
+In: the values that ``tracked_values`` finds. Out: a dict of those that have changed since the run
+began. An unchanged value is left out, so that a command that resumes the run can set another. If
+ranks differ, the dict has the values of each rank. Only plain values are saved (see ``packing``),
+and a warning names the others. Next: ``safe_point`` writes the dict, and restores it on resume.
 """
 
 import copy
@@ -36,9 +36,9 @@ from harness.kinds import SCALARS
 log = logging.getLogger(__name__)
 
 NOT_SAVED = (
-    "Checkpoints lack %s. A resumed run starts with new values.\nKeep these values as numbers, "
-    "text, lists, dicts, arrays, a buffer or a torchmetric. Ignore this warning if "
-    "on_load_checkpoint (of a callback: load_state_dict) restores them."
+    "Checkpoints lack %s. A resumed run starts with the initial values.\nKeep these values as "
+    "numbers, text, lists, dicts, arrays, a buffer or a torchmetric. Ignore this warning if "
+    "on_load_checkpoint, or load_state_dict of a callback, restores them."
 )
 OTHER_STRUCTURE = (
     "Training has added, removed or replaced %s. No run can resume from checkpoints that are "
@@ -50,31 +50,34 @@ NUMERIC = (torch.Tensor, np.ndarray, np.generic)
 
 
 class Attributes:
-    """Find the attributes that differ from the start, pack them, and restore them."""
+    """Find the attributes that have changed since the start, pack them, and restore them.
+
+    Start hooks are the hooks that run before the first epoch, such as ``on_train_start``.
+    """
 
     def __init__(self) -> None:
-        self.before_hooks: dict[Name, Digest] = {}  # digests before the hooks at the start
-        self.after_hooks: dict[Name, Digest] = {}  # digests after these hooks
-        self.ids: dict[Name, int] = {}  # ids of the values after these hooks
-        self.packed: dict[Name, Any] = {}  # values before an epoch's hooks are called again
+        self.before_hooks: dict[Name, Digest] = {}  # digests before the start hooks
+        self.after_hooks: dict[Name, Digest] = {}  # digests after the start hooks
+        self.ids: dict[Name, int] = {}  # ids of the values after the start hooks
+        self.packed: dict[Name, Any] = {}  # packed before an epoch's hooks run again
         self.restored: dict[Name, Any] = {}  # digests of restored values
         self.structure: dict[str, Any] = {}  # ``object_structure`` at the start
         self.reported: set[str | Name] = set()  # names in earlier warnings
 
     def record_before_hooks(self, trainer: pl.Trainer) -> None:
-        """Record digests of all values before the hooks at the start run."""
+        """Record digests of all values before the start hooks run."""
         _, self.before_hooks = digest_values(trainer)
         self.structure = object_structure(trainer)
 
     def record_after_hooks(self, trainer: pl.Trainer) -> None:
-        """Record the digests again after these hooks, and the digests of the new samplers."""
+        """Record the digests again after the start hooks, and the digests of the new samplers."""
         values, self.after_hooks = digest_values(trainer)
         samplers = {n: d for n, d in self.after_hooks.items() if n[0].startswith(SAMPLER)}
         self.before_hooks |= samplers
         self.ids = {name: id(value) for name, value in values.items()}
 
     def pack_before_epoch(self, trainer: pl.Trainer) -> None:
-        """Pack all plain values before an epoch's hooks are called again."""
+        """Pack all plain values before a resume runs an epoch's hooks again."""
         packer = Packer(named=named_objects(trainer))
         found = tracked_values(trainer).items()
         packed = {name: packer.pack_attribute(value, name) for name, value in found}
@@ -96,7 +99,7 @@ class Attributes:
         kept = {name: node for name, node in nodes.items() if name not in lost}
         numbers = [name for name, node in kept.items() if type(node) in SCALARS]
         return {
-            # Save all values, even equal ones: an equal and a differing value may share an object.
+            # If one value differs, save all values of each rank: two may share an object.
             "each": gather(trainer, kept, group) if differs_by_rank else [kept],
             "apart": sorted(differs_by_rank),
             "numbers_of_hooks": [n for n in numbers if digests[n] == self.after_hooks.get(n)],
@@ -108,12 +111,12 @@ class Attributes:
     def _pack(
         self, trainer: pl.Trainer, values: dict[Name, Any], digests: dict[Name, Digest]
     ) -> Any:
-        """Return the packed values that may have changed, and the reason for each lost value."""
+        """Return the packed values that may have changed, and the reason for each that is lost."""
         packer, nodes = Packer(named=named_objects(trainer)), dict[Name, Any]()
         lost = {name: "deleted" for name in self.before_hooks if name not in values}
         for name, value in values.items():
             now = digests[name]
-            is_of_hooks = now == self.after_hooks.get(name)  # hooks at the start set the value
+            is_of_hooks = now == self.after_hooks.get(name)  # start hooks have set it
             is_unchanged = is_of_hooks and now == self.before_hooks.get(name)
             if is_unchanged and (now.is_complete or is_data(name)):
                 continue
@@ -124,12 +127,12 @@ class Attributes:
             elif not packer.objects:
                 nodes[name] = node
             elif not is_of_hooks or now.has_tensors or not now.is_complete:
-                # Hooks at the start set it again, but its tensors may depend on the weights.
+                # Start hooks would set it again, but its tensors may depend on the weights.
                 lost[name] = packer.objects[0][1]
         return nodes, lost
 
     def _report(self, trainer: pl.Trainer, lost: dict[Name, str]) -> None:
-        """Warn once of changed values and layers that no checkpoint from now on holds."""
+        """Warn once of changed values and layers that checkpoints from now on lack."""
         names = differing_keys(self.structure, object_structure(trainer))
         # ``True`` stands for a tensor of any shape: see ``object_structure``.
         changed = sorted(n for n in names if self.structure.get(n) is not True)
@@ -141,22 +144,22 @@ class Attributes:
         self.reported |= {*changed, *lost}
 
     def restore(self, trainer: pl.Trainer, saved: dict[str, Any], is_last: bool = True) -> None:
-        """Restore the values of ``keep``; with ``is_last`` warn of lost values."""
+        """Restore the values that ``keep`` returned; with ``is_last``, warn of lost values."""
         each, lost = saved["each"], dict[Name, str](saved["lost"])
-        is_for_each = len(each) == trainer.world_size
-        kept: dict[Name, Any] = copy.deepcopy(each[trainer.global_rank if is_for_each else 0])
-        for name in () if is_for_each else saved["apart"]:
+        has_own_values = len(each) == trainer.world_size
+        kept: dict[Name, Any] = copy.deepcopy(each[trainer.global_rank if has_own_values else 0])
+        for name in () if has_own_values else saved["apart"]:
             kept.pop(name, None)
             lost[name] = f"differed between {len(each)} ranks"
         values, before = digest_values(trainer)
-        # An epoch's hooks have changed them again, and a step had reset them before the checkpoint.
+        # In the checkpoint these values equal the start, but an epoch's hooks have run since.
         others = self.packed.keys() - kept.keys() - lost.keys()
         undone = {n: self.packed[n] for n in others if before.get(n) != self.after_hooks[n]}
         kept |= copy.deepcopy(undone)
         changed = [name for name, restored in self.restored.items() if before.get(name) != restored]
         lost |= dict.fromkeys(changed, "changes while a batch is read or moved")
         for name in self.after_hooks.keys() & {*saved["numbers_of_hooks"]} & kept.keys():
-            # Hooks may compute it from numbers of ranks, devices or epochs, which may have changed.
+            # A hook may compute it from the number of ranks, devices or epochs of this command.
             if digest(kept[name], {}, WHOLE) != self.after_hooks[name]:
                 del kept[name]
                 lost[name] = "a hook at the start has set another value"
@@ -174,7 +177,7 @@ class Attributes:
             no_counts = {n for n, node in kept.items() if type(node) in (type(None), bool, str)}
             no_counts |= {name for name in kept if name[0] == GRADIENT}
             counts = sorted(kept.keys() - {*no_counts, *lost, *undone, *saved["numbers_of_hooks"]})
-            lost |= dict.fromkeys(counts, "equal on all ranks, and the number of ranks has changed")
+            lost |= dict.fromkeys(counts, "may depend on the number of ranks, which has changed")
         if is_last:
             report(trainer, NOT_RESTORED, lost)
             self.packed = {}
@@ -183,23 +186,23 @@ class Attributes:
 def restore_numbers(module: pl.LightningModule, saved: dict[str, Any], device: Any) -> None:
     """Restore the numbers, texts, arrays and tensors that training changed in a module.
 
-    An evaluation computes with them as with weights. Lists and dicts, in which a module collects
-    values, stay unchanged.
+    An evaluation computes with these values, as it does with weights. Lists and dicts stay
+    unchanged, because a module collects its own values in them.
 
     Args:
         module: a module with the weights of the same checkpoint.
-        saved: the dict that ``keep`` returned, of which rank 0's values are restored.
+        saved: the dict that ``keep`` returned. Rank 0's values are restored.
         device: the device for tensors that were not on the CPU.
     """
     found = with_contained_objects({**submodules_of(module), "module hparams": module.hparams})
     unpacker = Unpacker(device)
-    # Pruning replaces a parameter by a tensor, and the tensor by a parameter when training ends.
+    # Pruning replaces parameters by tensors during the training, and restores them at its end.
     weights = {f"module.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
     for name, node in saved["each"][0].items():
         value = unpacker.unpack(node)
         is_number = type(value) in SCALARS or isinstance(value, NUMERIC)
         if is_number and name[0] in found and ".".join(name) not in weights:
-            with suppress(KeyError):  # only a foreign file has such a name
+            with suppress(KeyError):  # only a file of another program has such a name
                 set_value(module, found, name, value)
 
 

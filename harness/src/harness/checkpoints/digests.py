@@ -1,7 +1,7 @@
 """Compute digests of any values: if a value changes, its digest changes.
 
-In: an attribute. Out: a digest, whose time is limited by a budget. Within the budget, the digest
-covers the whole value. For a larger value it covers the identity, the size and a sample, and
+In: an attribute. Out: a digest. A budget limits its computation: up to this size, the digest covers
+the whole value. For a larger value it covers the identity, the size and a sample, and
 ``is_complete`` is false. Next: ``attributes`` compares digests, and packs the values that have
 changed or may have changed.
 """
@@ -46,7 +46,7 @@ TENSOR_OBJECTS = 8  # a tensor takes as long as this many other objects
 
 
 class Budget(NamedTuple):
-    """How much of one attribute a digest covers, before it takes a sample."""
+    """The largest attribute that a digest covers completely, and not only by a sample."""
 
     num_pickled: float  # bytes of a pickle
     num_bytes: float  # bytes of the tensors and arrays in it
@@ -72,10 +72,10 @@ class DigestPickler(pickle.Pickler):
     Args:
         file: receives the pickle, which is never read.
         named: names, by id, of objects that a checkpoint holds in another place.
-        budget: limits. A tensor or an array beyond them is pickled as its outline.
+        budget: limits. For a tensor or an array beyond them, the pickle has its ``outline``.
 
     Raises:
-        TooLargeError: the value has more objects than the budget.
+        TooLargeError: the value has more objects than the budget allows.
     """
 
     def __init__(self, file: Any, named: dict[int, str], budget: Budget) -> None:
@@ -96,12 +96,12 @@ class DigestPickler(pickle.Pickler):
         if isinstance(obj, IGNORED) or kind.__module__.partition(".")[0] in REPORTING:
             return as_text(kind)
         if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
-            # Names are equal on all ranks. Several lambdas share a name.
+            # A name is the same on all ranks. Lambdas share one name, so add the id.
             return as_text(obj.__module__, obj.__qualname__, "<" in obj.__qualname__ and id(obj))
         if hasattr(kind, "__next__"):
-            return as_text(time.monotonic_ns())  # an iterator's position is hidden: always differs
+            return as_text(time.monotonic_ns())  # an iterator hides its position: assume a change
         self.has_tensors |= isinstance(obj, (Tensor, np.ndarray))
-        # Not pickled: the pickle of a data frame would copy all its columns.
+        # Use an outline, because a pickle would copy all columns of a data frame.
         if (num_bytes := num_bytes_of(obj)) > self.num_bytes_left or isinstance(obj, np.memmap):
             self.is_complete &= shows_changes(obj)
             return as_text(*outline(obj, self.named))
@@ -115,7 +115,7 @@ class DigestPickler(pickle.Pickler):
             return as_text(obj.dtype, obj.shape, zlib.crc32(content))
         try:
             reduced = obj.__reduce_ex__(4)
-        except Exception:  # a user's class may raise any
+        except Exception:  # a user's class may raise any exception
             return as_text(kind, id(obj))
         return as_text(kind, reduced) if isinstance(reduced, str) else reduced
 
@@ -132,7 +132,7 @@ def num_bytes_of(value: Any) -> int:
 def shows_changes(value: Any) -> bool:
     """Return whether a change of a large value always changes its outline.
 
-    torch counts the writes to a tensor. A mapped array is a file, and a read-only one a constant.
+    torch counts the writes to a tensor. A read-only or memory-mapped array counts as a constant.
     """
     if isinstance(value, np.ndarray):
         return isinstance(value, np.memmap) or not value.flags.writeable
@@ -142,7 +142,7 @@ def shows_changes(value: Any) -> bool:
 def identity(value: Any) -> int:
     """Return a number that no other object of this process has or had.
 
-    Python reuses the ``id`` of a freed object.
+    An ``id`` is not such a number, because Python reuses the ``id`` of a freed object.
     """
     known = _identities.get(id(value))
     if known is not None and known[0]() is value:
@@ -156,7 +156,7 @@ def identity(value: Any) -> int:
 
 
 def _forget(key: int, _: Any) -> None:
-    """Drop the entry of a freed object, so that a long run does not collect them."""
+    """Drop the entry of a freed object, so that entries do not fill the memory."""
     _identities.pop(key, None)
 
 
@@ -200,12 +200,12 @@ def as_text(*parts: Any) -> tuple[Any, ...]:
 def digest(value: Any, named: dict[int, str], budget: Budget = SAMPLED) -> Digest:
     """Return a digest, which is equal for equal values.
 
-    A digest of packed values with an ``UNLIMITED`` budget is the same on all ranks.
+    With an ``UNLIMITED`` budget, all ranks compute the same digest of equal packed values.
     """
     if type(value) in SCALARS:
         if sys.getsizeof(value) > budget.num_pickled:
             return Digest(outline(value, named), False, True)
-        # A NaN equals itself, and 0.0 does not equal -0.0.
+        # As text, a NaN equals itself, and 0.0 does not equal -0.0.
         return Digest((type(value).__name__, repr(value)), False, True)
     content, num_left = hashlib.blake2b(digest_size=16), budget.num_pickled
 
@@ -216,12 +216,13 @@ def digest(value: Any, named: dict[int, str], budget: Budget = SAMPLED) -> Diges
         content.update(data)
 
     pickler = DigestPickler(types.SimpleNamespace(write=write), named, budget)
-    # Equal texts need not be one object, and packed values do not hold themselves.
+    # Without a memo, the digest ignores which equal texts are one object. Packed values have no
+    # cycles, so pickle needs no memo.
     pickler.fast = budget is UNLIMITED
     try:
         pickler.dump(value)
     except TooLargeError:
         return Digest(outline(value, named), pickler.has_tensors, False)
-    except Exception:  # too many levels, or a class of the user raises
+    except Exception:  # too many levels, or a user's class raises
         return Digest(("object", id(value)), True, True)
     return Digest(content.hexdigest(), pickler.has_tensors, pickler.is_complete)

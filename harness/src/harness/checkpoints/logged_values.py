@@ -1,7 +1,7 @@
 """Save logged values and metrics in a checkpoint inside an epoch, and restore them.
 
-Lightning's checkpoints lack them. After a resume, means and metrics of the epoch would count its
-later batches only, and early stopping would miss its metric.
+Lightning's checkpoints lack these. Without them, a resumed run would compute the epoch's means and
+metrics from its later batches only, and early stopping would miss its metric.
 """
 
 import logging
@@ -47,7 +47,7 @@ def rank_state(trainer: pl.Trainer, is_end: bool) -> dict[str, Any]:
     metrics = {
         name: metric
         for name, metric in named_metrics(module).items()
-        if metric.update_called or isinstance(metric, Running)  # counts without an update
+        if metric.update_called or isinstance(metric, Running)  # its forward skips ``update``
     }
     paths = {id(metric): name for name, metric in metrics.items()}
     logged = {}
@@ -66,7 +66,7 @@ def rank_state(trainer: pl.Trainer, is_end: bool) -> dict[str, Any]:
 
 
 def restore_rank_states(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> None:
-    """Restore the state that ``rank_state`` returned on each rank, at the same place of the loop.
+    """Restore the states of ``rank_state`` from all ranks, at the batch at which they were saved.
 
     If the number of ranks has changed, rank 0 gets the merged counts of all ranks, so that sums
     over ranks stay equal.
@@ -94,7 +94,7 @@ def restore_rank_states(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> Non
                     lost.add(name)
     if lost:
         log.warning(
-            "Metrics of %d ranks cannot be merged, so rank 0's counts continue alone: %s.\n"
+            "Metrics of %d ranks cannot be merged, so only rank 0's counts continue: %s.\n"
             "Set full_state_update = False in the metric's class.",
             *(len(ranks), join_first(sorted(lost))),
         )
@@ -106,7 +106,7 @@ def restore_rank_states(trainer: pl.Trainer, ranks: list[dict[str, Any]]) -> Non
                 logs(value=own, **how)
             continue
         logged = logs.new_value(key, how["how"])
-        logged.zero = logged.zero.to(how["dtype"])  # the dtype of its hook
+        logged.zero = logged.zero.to(how["dtype"])  # the dtype in the hook that logged it
         logged.reset()
         logged.restore(detached_copy(states, device), has_counts)
         logs.pass_to_lightning(logged)

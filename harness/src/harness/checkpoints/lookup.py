@@ -13,14 +13,14 @@ from harness.errors import UserError
 from harness.files import PARTIAL
 
 NEWEST = "last.ckpt"  # a link to the newest checkpoint
-END_RECORD = 22  # bytes at the end of a zip file: torch writes no comment after them
+END_RECORD = 22  # bytes of a zip file's last record, which torch writes without a comment
 
 
 def damage(path: Path) -> str | None:
     """Return why a checkpoint is damaged, or ``None`` if it is intact.
 
-    ``torch.load`` does not notice a flipped bit. It also builds all that a file describes, such as
-    gigabytes of compressed zeros. The converter reads the file as data, with a limit on memory.
+    ``torch.load`` does not notice a flipped bit, and builds every object that a file describes,
+    such as gigabytes of compressed zeros. The converter reads a file as data, in limited memory.
     """
     from harness.convert.checkpoint import Checkpoint
     from harness.convert.tensors import CheckpointError
@@ -31,7 +31,7 @@ def damage(path: Path) -> str | None:
             end = file.read()
             if len(end) < END_RECORD or not (end.startswith(b"PK\5\6") and end.endswith(b"\0\0")):
                 return "it is cut off, or has bytes after its end"
-            # A checkpoint may have long histories of numbers, and small weights.
+            # Allow more objects than usual: a checkpoint may have long histories of numbers.
             with Checkpoint(path, allowance=12_000_000 + 8 * file.tell()) as opened:
                 opened.check_size()
             with zipfile.ZipFile(file) as archive:
@@ -86,7 +86,7 @@ def remove_old(folder: Path, num_kept: int) -> None:
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than ``path``, which are damaged, to ``*.damaged``."""
+    """Rename the damaged checkpoints that are newer than ``path`` to ``*.damaged``."""
     paths = by_step(path.parent)
     for newer in paths[paths.index(path) + 1 :]:
         newer.replace(newer.with_name(newer.name + ".damaged"))

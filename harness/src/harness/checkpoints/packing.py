@@ -1,9 +1,9 @@
 """Pack plain values into checkpoints, and unpack them.
 
 In: plain values, which are numbers, text, None, lists, tuples, dicts, sets, deques, Counters,
-defaultdicts, NumPy arrays and tensors. Out: values that ``torch.load(weights_only=True)`` reads. A
-class that it refuses becomes a dict whose key ``"#"`` names the class. Next: ``writing`` packs
-whole checkpoints, and ``attributes`` packs the attributes that training has changed.
+defaultdicts, NumPy arrays and tensors. Out: values that ``torch.load(weights_only=True)`` reads. An
+object of a class that it refuses becomes a dict whose key ``"#"`` names the class. Next:
+``writing`` packs whole checkpoints, and ``attributes`` packs changed attributes.
 """
 
 import io
@@ -21,9 +21,8 @@ MARK = "#"
 MAPPINGS: Any = (dict, OrderedDict, Counter, defaultdict)
 COLLECTIONS: Any = (list, tuple, set, frozenset, deque)
 KINDS: dict[str, Any] = {k.__name__: k for k in (*MAPPINGS, *COLLECTIONS, int, float)}
-MAX_KEPT = (
-    2**26
-)  # bytes of an attribute in a checkpoint; each entry of a list or dict counts as 256
+# Bytes of an attribute in a checkpoint; each entry of a list or dict counts as 256.
+MAX_KEPT = 2**26
 
 
 class TooLargeError(Exception):
@@ -37,16 +36,15 @@ class Packer:
 
     Args:
         keeps_objects: leave values that are not plain unchanged.
-        named: for attributes only: names, by id, of objects that a checkpoint holds in another
-            place. Tensors of attributes become copies on the CPU.
+        named: names, by id, of objects that a checkpoint holds in another place. Given only to
+            pack attributes, whose tensors become copies on the CPU.
     """
 
     def __init__(self, keeps_objects: bool = False, named: dict[int, str] | None = None) -> None:
         self.keeps_objects, self.named = keeps_objects, named
         self.nodes: dict[int, tuple[Any, Any]] = {}  # by id: a value, and its packed form
-        self.objects: list[
-            tuple[tuple[Any, ...], str]
-        ] = []  # of values that are not plain: the place and the reason
+        # The keys that lead to each value that is not plain, and the reason.
+        self.objects: list[tuple[tuple[Any, ...], str]] = []
         self.num_marked = 0  # values that ``torch.load(weights_only=True)`` would refuse
         self.num_left = math.inf  # bytes that may still be packed
 
@@ -87,7 +85,7 @@ class Packer:
         node = self._pack(value, place)
         self.nodes[id(value)] = value, node
         if len(self.objects) > num_refused and not self.keeps_objects:
-            del self.nodes[id(value)]  # if another object holds it, that one is refused, too
+            del self.nodes[id(value)]  # another object that holds it is then refused, too
         return node
 
     def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
@@ -164,7 +162,7 @@ class Unpacker:
         self.unpacked: dict[int, Any] = {}  # by the id of the packed value
 
     def unpack(self, node: Any) -> Any:
-        """Return the value of a node, whose lists and dicts are filled in place."""
+        """Return the value of a packed node. Lists and dicts in the node are filled in place."""
         if type(node) in SCALARS:
             return node
         if id(node) not in self.unpacked:
@@ -199,7 +197,7 @@ class Unpacker:
 
 
 def fill_in_place(live: Any, value: Any) -> Any:
-    """Copy a value into the object ``live`` and return ``live``, or the value if impossible."""
+    """Copy a value into the object ``live``, and return it; if impossible, return the value."""
     if type(live) is not type(value):
         return value
     if isinstance(live, (Tensor, np.ndarray)):

@@ -18,15 +18,15 @@ from harness.errors import UserError
 
 FORMAT = 4  # version of the entries that resuming needs; increased when they change
 ATTRIBUTES = "changed_attributes"  # the entry that ``attributes`` packs and unpacks
-LEFT_OUT = "left_out"  # the entry that names missing objects, without which no run can resume
+LEFT_OUT = "left_out"  # the entry that names objects that were not saved: no run can resume
 
 
 def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) -> dict[str, Any]:
     """Map a checkpoint into memory, and return its entries.
 
-    A tensor on the CPU is read from the file at its first use. All ranks of a machine share the
-    pages. A write to a tensor does not change the file. A removed file fills the disk until its
-    last tensor is freed.
+    A tensor on the CPU is read from the file at its first use. All ranks of a machine share this
+    memory. A write to a tensor does not change the file. If the file is removed, its disk space
+    becomes free with the last tensor.
 
     Args:
         path: the checkpoint.
@@ -43,7 +43,7 @@ def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) 
         found = torch.load(path, map_location, weights_only=not is_trusted, mmap=is_mappable)
     except (OSError, RuntimeError, MemoryError, UnpicklingError):
         raise
-    except Exception as error:  # a damaged pickle may raise any
+    except Exception as error:  # a damaged pickle may raise any exception
         raise UnpicklingError(f"its pickle cannot be read ({error})") from error
     if not isinstance(found, dict):
         raise UnpicklingError(f"it holds a {type(found).__name__}, not the state of a training")
@@ -54,8 +54,8 @@ def read(path: str | Path, map_location: Any = "cpu", is_trusted: bool = False) 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Return a checkpoint's weights, and the attributes that training changed.
 
-    If the checkpoint holds objects, only its weights are read, and no object is built. Then, or if
-    it has no attributes, ``None`` takes their place.
+    The attributes are ``None`` if the checkpoint has none. They are also ``None`` if the checkpoint
+    holds objects: then only its weights are read, and no object is built.
 
     Raises:
         KeyError: the checkpoint holds no weights.
@@ -89,12 +89,12 @@ def holds_objects(path: Path) -> bool:
 
 
 def unreadable(path: Path) -> str | None:
-    """Return why a checkpoint cannot be read, or ``None``: its damage, or torch's error."""
+    """Return why a checkpoint cannot be read (its damage, or torch's error), or ``None``."""
     reason = damage(path)
     if reason is None:
         try:
             read(path)
-        except Exception as error:  # a flipped bit may raise any
+        except Exception as error:  # a flipped bit may raise any exception
             if not holds_objects(path):
                 reason = str(error).partition("\n")[0]
     return reason
@@ -115,7 +115,8 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
     """Read a checkpoint from which a run resumes.
 
     Raises:
-        UserError: the checkpoint lacks or holds objects, or another version wrote it.
+        UserError: an object was not saved, the file holds objects that only code can build, or
+            another version of the library wrote it.
     """
     advice = f"Start another run from its weights with init={path}."
     try:
@@ -127,7 +128,8 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
         advice = f"If you trust the file, use checkpoint.trusted=true.\n{advice}"
     else:
         if LEFT_OUT in checkpoint:
-            reason = f"it was saved without {checkpoint[LEFT_OUT]}, whose values are not plain data"
+            lacks = f"it lacks {checkpoint[LEFT_OUT]}"
+            reason = f"{lacks}, because it was saved without checkpoint.trusted=true"
         elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
             reason = "another version of the library wrote it"
         else:

@@ -1,8 +1,8 @@
 """Write checkpoints between two optimizer steps, and resume from them.
 
-In: a run's folder, and the intervals. Next: ``attributes`` and ``logged_values`` add the state that
-Lightning's checkpoints lack, ``writing`` writes the file, and ``compat.resume`` fixes state that
-Lightning restores wrongly.
+In: a run's folder, and the intervals between checkpoints. Next: ``attributes`` and
+``logged_values`` add the state that Lightning's checkpoints lack, ``writing`` writes the file, and
+``compat.resume`` fixes state that Lightning restores wrongly.
 """
 
 import logging
@@ -31,23 +31,23 @@ from harness.loggers.tensorboard import WRITE_ALL
 
 log = logging.getLogger(__name__)
 
-# A checkpoint precedes each validation that takes longer: a signal may end the run inside it, and
-# then the run has only distributed.shutdown.PATIENCE_SECONDS left.
+# A checkpoint precedes each validation that takes longer: if a signal arrives inside a validation,
+# the run must end within distributed.shutdown.PATIENCE_SECONDS.
 LONG_SECONDS = 2.0
 
 
 class SafePoint(pl.Callback):
     """Write checkpoints from which a run resumes as if it had never stopped.
 
-    It saves at the start of an optimizer step. At the end of a batch, the checkpoint would lose a
-    validation that is due; inside an accumulation, the gradients. It must precede all callbacks
-    that act in ``on_train_batch_start``, because these would act twice on resume.
+    It saves at the start of an optimizer step. A checkpoint at the end of a batch would lose a
+    validation that is due, and one inside an accumulation would lose gradients. This callback must
+    precede those that act in ``on_train_batch_start``, or a resume would make them act twice.
 
     Args:
         folder: the folder of the checkpoints.
         every_n_steps: save when the number of steps passes a multiple of this.
         every_minutes: also save when so much time has passed since the last checkpoint.
-        num_kept: number of checkpoints that remain. Two make a damaged one cheap.
+        num_kept: how many checkpoints to keep. With two, a run survives a damaged one.
         saves: if false, save nothing, but handle signals and stop all ranks together.
     """
 
@@ -65,7 +65,7 @@ class SafePoint(pl.Callback):
         self.logs, self.signals = Logs(folder.parent), SignalHandlers()
         self.attributes = Attributes()
         self.loaded: dict[str, Any] = {}  # entries of a checkpoint, until they are restored
-        self.vote: Any = None  # a Vote in a training
+        self.vote: Any = None  # a Vote, during a training
         self.synchronized_stop: Any = None  # a SynchronizedStop, from ``on_train_start`` on
         self.norms_at_end: Any = None  # norms of the weights before on_train_end hooks
         self.saved_step, self.saved_time = 0, time.monotonic()
@@ -126,13 +126,13 @@ class SafePoint(pl.Callback):
         self.batches_per_step = trainer.accumulate_grad_batches  # before a callback changes it
 
     def _cut_logs(self, trainer: pl.Trainer) -> None:
-        """Cut the logs, restore their last values, and rename newer, damaged checkpoints.
+        """Cut the logs, restore the logged values, and rename newer, damaged checkpoints.
 
-        At this moment nothing is logged yet, and no error can refuse the command any more.
+        It runs when all checks of the command have passed, and nothing has been logged yet.
         """
         if not self.loaded:
             return
-        # Again, because a sanity check resets them.
+        # Restore them again, because a sanity check resets logged values.
         logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
         if trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
@@ -141,7 +141,7 @@ class SafePoint(pl.Callback):
             log.info("Resuming from %s.", path)
 
     def begin_epochs(self, trainer: pl.Trainer) -> None:
-        """Restore the checkpoint's state after all hooks at the start, before a batch is read."""
+        """Restore the checkpoint's state after all start hooks, before a batch is read."""
         self.attributes.record_after_hooks(trainer)
         if self.loaded:
             self.limit_val_batches = resume.hold_validation(trainer)
@@ -152,7 +152,7 @@ class SafePoint(pl.Callback):
             elif counts := self.loaded.get("each_rank_at_end"):
                 logged_values.restore_rank_states(trainer, counts)
             self.attributes.restore(trainer, self.loaded["attributes"], is_last=not is_inside)
-        # A hook at the start may have set trainer.should_stop.
+        # A start hook may have set trainer.should_stop.
         self.synchronized_stop.combine(trainer)
 
     def on_train_batch_start(
@@ -164,7 +164,7 @@ class SafePoint(pl.Callback):
         if self.loaded:
             resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
-                # Again, because hooks that move a batch have run for the first batch.
+                # Restore again, because hooks that move the first batch have run since.
                 self.attributes.restore(trainer, self.loaded["attributes"])
                 logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
@@ -220,7 +220,7 @@ class SafePoint(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the state of a resumed run that had nothing left to train."""
         if self.loaded:
-            if not self.has_begun:  # otherwise ``on_train_start`` has cut them
+            if not self.has_begun:  # otherwise ``on_train_start`` has cut the logs
                 self._cut_logs(trainer)
             else:
                 trainer.limit_val_batches = self.limit_val_batches
@@ -262,15 +262,14 @@ class SafePoint(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add changed attributes, and in a checkpoint of ours the state inside an epoch."""
+        """Add changed attributes; to a checkpoint of this callback, add the state in the epoch."""
         if self.vote is not None:
             checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.vote.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run resumes
         counts = gather(trainer, logged_values.rank_state(trainer, self.is_end), self.vote.group)
-        stops = trainer.should_stop and not is_time_over(
-            trainer
-        )  # a resumed run may have more time
+        # A resumed run may have more time.
+        stops = trainer.should_stop and not is_time_over(trainer)
         checkpoint["safe_point"] = {
             "format": FORMAT,
             "step": trainer.global_step,

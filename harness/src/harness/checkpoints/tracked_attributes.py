@@ -1,7 +1,7 @@
 """Find the Python values that training may change and that no ``state_dict`` holds.
 
 In: the trainer. Out: values by name: the label of an object, and its attribute. Next:
-``attributes`` compares them with those of the start, and saves those that differ.
+``attributes`` compares the values with those at the run's start, and saves those that differ.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from harness.sharded import full_tensor, shard_like
 
 Name = tuple[str, str]  # the label of an object, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
-# The state of ``fully_shard`` on a module: a digest of its tensors would keep their memory.
+# The attribute with the state of ``fully_shard``. A digest would keep its tensors in memory.
 OF_FSDP = "__composable_api_state_key"
 
 
@@ -80,7 +80,7 @@ def with_contained_objects(found: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def is_user_class(kind: Any) -> bool:
-    """Return whether pickle stores objects of a class as their attributes alone."""
+    """Return whether a class is the user's, and pickle saves only the attributes of its objects."""
     packages = {package(base) for base in kind.__mro__[:-1]}
     if packages & {*FRAMEWORKS, *REPORTING, "torch", "builtins"} or issubclass(kind, IGNORED):
         return False
@@ -123,8 +123,8 @@ def attributes_of(holder: Any) -> dict[str, Any]:
 def is_kept(holder: Any, name: str) -> bool:
     """Return whether an attribute may be the user's, and no ``state_dict`` holds it.
 
-    Only such attributes are restored, because a checkpoint may be a stranger's. For example,
-    ``ModelCheckpoint.best_k_models`` names files that Lightning deletes.
+    Only such attributes are restored, because a stranger may have written the checkpoint. Others
+    are dangerous: Lightning deletes the files that ``ModelCheckpoint.best_k_models`` names.
     """
     kind: Any = type(holder)
     if name in framework_attributes(kind) or name.startswith((OF_FSDP, "__")):
@@ -141,14 +141,14 @@ def tracked_values(trainer: pl.Trainer) -> dict[Name, Any]:
     """Return all values that a checkpoint may keep."""
     module, found = trainer.lightning_module, dict[Name, Any]()
     for label, holder in tracked_objects(trainer).items():
-        # The position of the loaders, another entry, holds numbers and generators of samplers.
+        # The numbers and generators of samplers are in another entry, the loaders' position.
         left_out = (bool, int, float, *GENERATORS) if label.startswith(SAMPLER) else ()
         values = attributes_of(holder)
         found |= {(label, n): v for n, v in values.items() if not isinstance(v, left_out)}
     found |= unsaved_buffers(module)
     parameters = dict(module.named_parameters())
     found |= {(FLAG, name): parameter.requires_grad for name, parameter in parameters.items()}
-    # Lightning clears gradients before it computes them. The user's own steps may keep them.
+    # Lightning clears gradients before it computes new ones. A user's own steps may keep them.
     if not module.automatic_optimization or is_overridden("optimizer_zero_grad", module):
         gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None}
         found |= {(GRADIENT, name): full_tensor(grad) for name, grad in gradients.items()}
@@ -168,7 +168,7 @@ def unsaved_buffers(module: nn.Module) -> dict[Name, Any]:
 
 
 def object_structure(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the shapes of tensors, and the optimizers, which a resumed run must build again.
+    """Return the shapes and optimizers that a resumed run must build in the same way.
 
     ``True`` stands for a tensor of any shape.
     """
@@ -212,7 +212,7 @@ def set_value(module: nn.Module, found: dict[str, Any], name: Name, value: Any) 
 
 
 def named_objects(trainer: pl.Trainer) -> dict[int, str]:
-    """Return the names, by id, of objects that a checkpoint holds elsewhere or each run builds."""
+    """Return the names, by id, of objects that a checkpoint saves elsewhere or each run builds."""
     module = trainer.lightning_module
     named: list[tuple[str, Any]] = [("trainer", trainer), *tracked_objects(trainer).items()]
     named += [*module.named_modules(), *module.named_parameters(), *module.named_buffers()]

@@ -14,7 +14,7 @@ from harness.sharded import full_tensor
 
 
 def begins_epochs(callback: pl.Callback) -> bool:
-    """Return whether ``on_train_epoch_start`` of a callback must run again on resume in an epoch.
+    """Return whether a resume inside an epoch must call ``on_train_epoch_start`` again.
 
     A subclass of Lightning's ``BaseFinetuning`` that does not define the hook must not run it
     again: Lightning's hook would add the parameters to the optimizer a second time.
@@ -28,7 +28,8 @@ def begins_epochs(callback: pl.Callback) -> bool:
 def changes_weights_at_end(trainer: pl.Trainer) -> bool:
     """Return whether an ``on_train_end`` hook may set weights that the last checkpoint must hold.
 
-    With Lightning's ``WeightAveraging`` it returns ``False``: checkpoints hold both weights.
+    With Lightning's ``WeightAveraging`` it returns ``False``, because checkpoints hold the raw and
+    the averaged weights.
     """
     found = callbacks_of(trainer)
     hooks = [type(callback).on_train_end for callback in found]

@@ -26,26 +26,27 @@ log = logging.getLogger(__name__)
 HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 CLASSES = ("hparams_type", "datamodule_hparams_type")  # classes of the hyper-parameters' containers
 SETTINGS_LEFT_OUT = (
-    "Checkpoints leave out the hyper-parameters %s, which are not plain. A resumed run builds them "
-    "from its config.\nUse numbers, text, and lists and dicts of these. Or leave the others out: "
+    "Checkpoints leave out the hyper-parameters %s. A resumed run builds them from its config.\n"
+    "Use numbers, text, and lists and dicts of these. Exclude other hyper-parameters with "
     "self.save_hyperparameters(ignore=[...])."
 )
 OBJECTS_LEFT_OUT = (
-    "Checkpoints leave out %s. No run can resume from them.\nSave numbers, text, lists, dicts, "
-    "arrays or tensors in on_save_checkpoint and state_dict. Or keep objects with "
-    "checkpoint.trusted=true: resuming then executes code that the file names."
+    "Checkpoints leave out %s. No run can resume from these checkpoints.\nSave numbers, text, "
+    "lists, dicts, arrays or tensors in on_save_checkpoint and state_dict. Or save other objects "
+    "with checkpoint.trusted=true: resuming then executes code that the checkpoint names."
 )
 
 
 class DurableCheckpointIO(CheckpointIO):
-    """Write checkpoints atomically: after a power failure, a file with its name is complete.
+    """Write checkpoints atomically: a power failure leaves a complete file or none of that name.
 
     It writes a partial file in the same folder, syncs the file, renames it, and syncs the folder.
-    Lightning would write to ``$TMPDIR``, maybe on another file system, and sync nothing. A full
-    disk is an error in the log, and the training continues with the earlier checkpoints.
+    Lightning would write to ``$TMPDIR``, maybe on another file system, and sync nothing. If the
+    disk is full, it logs an error, and the training continues with the earlier checkpoints.
 
     Args:
-        is_trusted: also save and load objects that are not plain. Loading executes the file's code.
+        is_trusted: also save and load objects that are not plain. To load them executes code that
+            the file names.
     """
 
     def __init__(self, is_trusted: bool = False) -> None:
@@ -63,7 +64,7 @@ class DurableCheckpointIO(CheckpointIO):
         """Write a checkpoint; a thread syncs the file while the training continues.
 
         ``storage_options`` is a function that the thread calls once the file is safe. Without it,
-        this method waits until then.
+        this method waits until the file is safe.
         """
         self.finish()
         path, content = Path(path), self._plain(checkpoint)
@@ -143,12 +144,12 @@ class DurableCheckpointIO(CheckpointIO):
         map_location: Any = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU; execute code in it only with ``is_trusted``."""
+        """Read a checkpoint to the CPU; execute code that it names only with ``is_trusted``."""
         self.finish()
         return read_to_resume(Path(path), map_location, self.is_trusted)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint once newer ones are safe. After a resume, it may not exist."""
+        """Remove a checkpoint once newer ones are safe. After a resume, its file may be missing."""
         self.finish()
         Path(path).unlink(missing_ok=True)
 

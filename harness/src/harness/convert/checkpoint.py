@@ -1,7 +1,7 @@
 """Find and open a checkpoint: torch.save's zip, safetensors, or a folder of safetensors shards.
 
-In: a path. Out: a ``Checkpoint``. Its ``root`` is the saved object as plain data, in which each
-tensor is a ``StoredTensor``: a place in the file. Next: choose.py finds the weights in it.
+In: a path. Out: a ``Checkpoint``. Its ``root`` is the saved object as plain data, in which a
+``StoredTensor`` gives each tensor's bytes in the file. Next: choose.py finds the weights in it.
 """
 
 import json
@@ -38,7 +38,7 @@ _SAFETENSORS = {dtype.safetensors: name for name, dtype in DTYPES.items() if dty
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Return a folder's shards of one network, if they have Hugging Face's names and none lacks."""
+    """Return a folder's shards of one network, if all of them exist under Hugging Face's names."""
     paths = sorted(folder.glob("*-of-*.safetensors"))
     return paths if paths and paths[0].stem.endswith(f"-of-{len(paths):05}") else []
 
@@ -70,7 +70,8 @@ def resolve_source(source: str | Path) -> Path:
     if best := best_checkpoint(path):
         return best
     raise CheckpointError(
-        f"{path} is neither a checkpoint file, nor a folder of a run or of all shards. Name a file"
+        f"{path} is neither a checkpoint file, nor a run's folder, nor a folder with all shards of "
+        "a network. Name a file"
     )
 
 
@@ -109,7 +110,7 @@ class Checkpoint(ExitStack):
             raise
 
     def check_size(self) -> None:
-        """Raise if building every object of the file would take far more memory than its size.
+        """Raise if all objects of the file would take far more memory than the file has bytes.
 
         An object that the file names twice counts twice. So do elements that a view repeats.
         """
@@ -142,7 +143,7 @@ class Checkpoint(ExitStack):
                 raise CheckpointError("the file changed while it was read. Convert it again")
 
     def _read(self, path: Path) -> tuple[str, Any]:
-        """Open and read a file. All later reads use this descriptor, even if the path changes."""
+        """Open and read a file. Later reads use the same descriptor, even if its path changes."""
         file = self.enter_context(path.open("rb"))
         status = os.fstat(file.fileno())
         self._files.append((file, status))
@@ -161,7 +162,7 @@ class Checkpoint(ExitStack):
 
 
 def _check_directory(file: BinaryIO, size: int) -> None:
-    """Raise if a zip lists too many entries, before Python builds half a kilobyte for each."""
+    """Raise if a zip lists too many entries, of which Python would build half a kilobyte each."""
     end = os.pread(file.fileno(), _END + 76, max(0, size - _END - 76))
     num_bytes = int.from_bytes(end[-10:-6], "little")  # of the list
     if num_bytes == 0xFFFFFFFF:  # zip64: a longer record before this one holds the number
@@ -182,7 +183,7 @@ def _read_zip(file: BinaryIO, size: int, budget: Budget) -> Any:
         )
     if any(info.compress_type or info.compress_size != info.file_size for info in entries):
         raise CheckpointError(
-            "the file was zipped again with compression. Unzip it, and zip it without: zip -0 -r"
+            "the file was zipped again with compression. Unzip it, and zip it with: zip -0 -r"
         )
     if sum(info.file_size for info in entries) > size:
         raise CheckpointError("truncated, or damaged: its entries are larger than the file")

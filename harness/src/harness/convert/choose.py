@@ -7,7 +7,7 @@ what is left out. The weights are the entry that `--key` names. Without `--key` 
 - `module` (DataParallel, DDP) is a wrapper if its parent has no other child. `n_averaged`, the
   counter of AveragedModel, may stand beside it and is removed with it.
 - A LightningModule's network is its child `net` or `model`, or an average of it with equal names.
-- A given prefix is the place of the network. Below it, `module` is no wrapper.
+- If `--prefix` names a submodule, it is the network. Inside of it, `module` is no wrapper.
 """
 
 import re
@@ -34,7 +34,7 @@ class Selection:
     """The weights of a checkpoint by the names that the bare network has for them."""
 
     key: str  # the entry that holds them, as reports print it
-    notes: list[str]  # each decision by names alone, with the option that reverses it
+    notes: list[str]  # what was decided by names alone, and the option that reverses it
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # new name -> name in the file
     left_out: list[str] = field(default_factory=list)  # other contents of the file
@@ -58,7 +58,7 @@ def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -
     place, notes = _usual_place(root, ema, budget) if key is None else (key, [])
     found, others = (None, []) if place is None else _find(root, place)
     if place is None or not _holds_weights(found, budget):
-        where = "a usual entry" if key is None else f"--key {key!r}"
+        where = f"the entries {', '.join(ENTRIES)}" if key is None else f"--key {key!r}"
         listed = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
         raise CheckpointError(
             f"there are no weights at {where}. The file has the entries {listed}. Choose one of "
@@ -90,8 +90,8 @@ def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budge
         )
     elif _holds_weights(value, budget) and not old.endswith("_extra_state"):
         raise CheckpointError(
-            f"{chosen.key} holds tensors, and its entry {old} holds further tensors. Choose with "
-            "--key NAME"
+            f"{chosen.key} holds tensors, and its entry {old} holds further tensors. Choose one of "
+            "the two with --key NAME"
         )
     else:
         chosen.left_out.append(f"{old} (not a tensor)")
@@ -119,9 +119,9 @@ def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list
 
 
 def _find(root: Any, key: str) -> tuple[Any, list[str]]:
-    """Follow a dotted key. Return the value there, and the names beside each part of the key.
+    """Follow a dotted key. Return the value there, and the names beside each name of the key.
 
-    A part may have dots, too: the longest name that fits is taken.
+    A name may itself have dots: the longest name that fits is taken.
     """
     siblings: list[str] = []
     while key:
@@ -184,7 +184,7 @@ def _is_state(value: Any, budget: Budget) -> bool:
 def _state(value: Any, budget: Budget) -> dict[str, Any]:
     """Return a value's tensors and other entries by their names."""
     if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
-        raise CheckpointError("the state_dict has keys that are not text. Save it with names")
+        raise CheckpointError("the state_dict has keys that are not text. Save it with text keys")
     state = _module_state(value, budget) if isinstance(value, Inert) else dict(_items(value))
     num_parts = sum(name.count(".") for name in state)
     budget.spend(Budget.NAME * len(state) + Budget.PART * num_parts)
@@ -267,7 +267,7 @@ def rename(
 
 
 def _without_module(paths: dict[str, NameParts]) -> tuple[dict[str, NameParts], bool]:
-    """Remove each `module` that is a wrapper. Also return whether only its name shows that."""
+    """Remove each `module` that is a wrapper. Also return whether only its name shows it."""
     children: defaultdict[NameParts, set[str]] = defaultdict(set)
     for path in paths.values():
         for depth, part in enumerate(path):
@@ -286,7 +286,7 @@ def _without_module(paths: dict[str, NameParts]) -> tuple[dict[str, NameParts], 
 
 
 def _network(paths: Iterable[NameParts], ema: bool) -> tuple[NameParts, list[str]]:
-    """Return the place of a LightningModule's network or of its average, and notes on that."""
+    """Return the names that lead to a LightningModule's network or its average, and notes."""
     children: defaultdict[str, set[NameParts]] = defaultdict(set)
     for path in paths:
         children[path[0]].add(path[1:])

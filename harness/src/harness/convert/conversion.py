@@ -115,12 +115,12 @@ def opened(
     Args:
         source: a file, a folder of shards, or a run's folder.
         key: the entry that holds the weights; "" is the whole file, ``None`` the usual entry.
-        prefix: the submodule that is the network; "" is the whole, "auto" finds it.
+        prefix: the submodule that is the network; "" is the whole module, "auto" finds the network.
         ema: whether to prefer averaged weights.
 
     Raises:
         UserError: the source does not exist.
-        CheckpointError: it cannot be read, no entry clearly holds weights, or it has changed.
+        CheckpointError: the source cannot be read, has changed, or no entry clearly holds weights.
     """
     source = resolve_source(source)
     try:
@@ -142,7 +142,7 @@ def load(source: str | Path, **options: Any) -> dict[str, "torch.Tensor"]:
 
 
 def default_output(source: Path) -> Path:
-    """Return the default output path. A dot as in `loss=0.12` begins no suffix."""
+    """Return the default output path. Only a checkpoint's suffix is cut: not ".12" of loss=0.12."""
     stem = source.stem if source.suffix in _SUFFIXES else source.name
     return source.with_name(f"{stem}.weights.pt")
 

@@ -1,8 +1,8 @@
-"""Describe tensors as places in files, read their bytes, and limit the cost of a damaged file.
+"""Describe tensors as bytes of files, read these bytes, and limit the cost of a damaged file.
 
 A ``ByteRange`` is a range of bytes in an open file. A ``StoredTensor`` is a strided view of such a
 range. ``stream`` yields its elements in row-major order, block by block. checkpoint.py and
-unpickle.py make both classes' objects; conversion.py and write.py copy the blocks.
+unpickle.py make objects of both classes; conversion.py and write.py copy the blocks.
 """
 
 import errno
@@ -183,7 +183,7 @@ def check(record: ByteRange, name: str) -> None:
 
 
 def read(record: ByteRange, start: int, num_bytes: int, block: int = BLOCK) -> Iterator[memoryview]:
-    """Yield bytes [start, start + num_bytes) of a range, in a buffer that the next overwrites."""
+    """Yield bytes [start, start + num_bytes) of a range, in a buffer that each block overwrites."""
     buffer = memoryview(bytearray(min(block, num_bytes)))
     position, stop = record.offset + start, record.offset + start + num_bytes
     while position < stop:
@@ -211,7 +211,7 @@ def _gather(tensor: StoredTensor) -> Iterator[memoryview]:
 def _blocks(first: Sizes, sizes: Sizes, itemsize: int) -> Iterator[tuple[Sizes, Sizes]]:
     """Cut a tensor into blocks of at most ``_MAX_GATHERED`` bytes, in row-major order.
 
-    ``first`` is the position of its first element. Yields (first, sizes) of each block.
+    ``first`` is the position of the tensor's first element. Yield (first, sizes) of each block.
     """
     num_bytes = math.prod(sizes) * itemsize
     if num_bytes <= _MAX_GATHERED:

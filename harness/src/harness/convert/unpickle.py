@@ -33,7 +33,7 @@ class Storage(NamedTuple):
 
 
 class Inert:
-    """The result of a call that was not made. It keeps the function's name and the state."""
+    """Stands for the result of a call that is not made: the function's name, and the state."""
 
     __slots__ = ("name", "state")
 
@@ -62,7 +62,7 @@ class Dict(dict[Any, Any]):
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any, dtype: str = "") -> Any:
     is_lazy = any(rest[2:])  # conj or neg; the first two are requires_grad and hooks
     kind = dtype.removeprefix("torch.") or getattr(storage, "dtype", None)
-    if not isinstance(storage, Storage) or is_lazy or kind not in DTYPES:  # such as quantized
+    if not isinstance(storage, Storage) or is_lazy or kind not in DTYPES:  # or quantized
         return Inert(Global("torch._utils._rebuild_tensor"))
     return StoredTensor(kind, shape, stride, offset, storage.record)
 
@@ -134,7 +134,7 @@ class InertUnpickler(pickle._Unpickler):
         if dtype is None:  # quantized
             return Inert(storage)
         self.budget.spend(len(key))
-        if self._dtypes.setdefault(key, dtype) != dtype:  # torch.load would take the first for all
+        if self._dtypes.setdefault(key, dtype) != dtype:  # torch.load would use one for both
             raise CheckpointError(f"damaged: data/{key} is both {self._dtypes[key]} and {dtype}")
         return Storage(self.record_of(key, DTYPES[dtype].size * numel), dtype)
 

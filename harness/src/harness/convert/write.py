@@ -89,7 +89,7 @@ def _global(name: str) -> bytes:
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """Write the safetensors format. Return and errors are those of ``write_pt``.
+    """Write the safetensors format. Return the same, and raise the same errors, as ``write_pt``.
 
     Two names of the same tensor get a copy each: the format cannot share bytes.
     """
@@ -100,7 +100,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, StoredTensor]) -> di
         tensor, code = tensors[name], DTYPES[tensors[name].dtype].safetensors
         if code is None or name in header:
             unsupported = "this name" if code else tensor.dtype
-            raise CheckpointError(f"{name}: safetensors cannot hold {unsupported}; write a .pt")
+            raise CheckpointError(f"{name}: safetensors cannot hold {unsupported}; use -o *.pt")
         start, end = end, end + tensor.num_bytes
         header[name] = {"dtype": code, "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

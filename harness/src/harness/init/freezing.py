@@ -20,7 +20,7 @@ class Freezing(pl.Callback):
 
     Args:
         parts: names of the parts, such as ``net.backbone``.
-        unfreeze_at_epoch: the epoch, counted from 0, that thaws them; ``None`` never does.
+        unfreeze_at_epoch: the epoch, counted from 0, that trains the parts again; ``None``: never.
     """
 
     def __init__(self, parts: Sequence[str], unfreeze_at_epoch: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Freezing(pl.Callback):
             module.get_parameter(name).requires_grad_(False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the norms: earlier a strategy could still replace them."""
+        """Find the norms now, because a strategy may replace them before the training starts."""
         self.norms = [
             layer
             for name, layer in pl_module.named_modules()

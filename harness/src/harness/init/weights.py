@@ -24,7 +24,7 @@ MAX_SUGGESTED = 4  # parts that a message suggests for init.leave_out
 
 
 class Match(NamedTuple):
-    """The result of matching a file's tensors to a module. Names and keys are the module's."""
+    """Which tensors of a file fit a module. Names and keys are the module's."""
 
     part: str  # the part of the module that takes the weights; "" is the whole module
     taken: dict[str, str]  # name -> name in the file
@@ -73,7 +73,7 @@ def match_tensors(
     """Match a file's tensors, ``stored``, with a module's, ``own``, by name and shape.
 
     Raises:
-        UserError: a setting names a part that does not exist, or renames two tensors alike.
+        UserError: a setting names a part that does not exist, or gives two tensors one name.
     """
     check_parts(f"init.rename={init.rename}", filter(None, init.rename), stored)
     sources = {rename_parts(name, init.rename): name for name in stored}
@@ -109,7 +109,7 @@ def match_tensors(
 def rename_parts(name: str, rename: Mapping[str, str]) -> str:
     """Rename the longest beginning of a name that ``rename`` lists, by parts between dots.
 
-    A new beginning of "" strips the old one; an old one of "" adds the new one.
+    The new beginning "" removes the old one. The old beginning "" adds the new one to each name.
     """
     old = max((old for old in rename if is_within(name, [old])), key=len, default="")
     return ".".join(filter(None, (rename.get(old, ""), name[len(old) :].lstrip("."))))
@@ -149,7 +149,7 @@ def check(match: Match, init: Init) -> None:
         "init.prefix=<part>."
     )
     fitting = prefixes(match.taken)  # parts that contain a tensor that fits
-    # The largest parts without one.
+    # The largest parts that contain no tensor that fits.
     parts = {next(p for p in prefixes([name]) if p not in fitting): 0 for name in match.misfits}
     if match.taken and len(parts) <= MAX_SUGGESTED:
         left_out = ",".join([*init.leave_out, *parts])
