@@ -57,14 +57,14 @@ def test_copy_of_a_finished_run_takes_more_epochs(run_copy: Path, finished_run: 
 def test_another_result_is_refused_with_the_difference(run_copy: Path) -> None:
     before = contents(run_copy)
     for words, hint in {
-        "seed=2": "seed=2 (it has 1)",
-        "data.batch_size=32": "data.batch_size=32 (it has 64)",
-        "trainer.max_epochs=1": "trainer.max_epochs=1 (it has 2)",
-        "trainer.max_epochs=null": "trainer.max_epochs=null (it has 2)",
-        "trainer.max_steps=20": "trainer.max_steps=20 (it has -1)",
-        "mode=min objective=val/loss": "mode=min (it has max)",  # best.ckpt is that of max
+        "seed=2": "seed=2 (the run has 1)",
+        "data.batch_size=32": "data.batch_size=32 (the run has 64)",
+        "trainer.max_epochs=1": "trainer.max_epochs=1 (the run has 2)",
+        "trainer.max_epochs=null": "trainer.max_epochs=null (the run has 2)",
+        "trainer.max_steps=20": "trainer.max_steps=20 (the run has -1)",
+        "mode=min objective=val/loss": "mode=min (the run has max)",  # best.ckpt is that of max
         "model=cnn": "model.net._target_=small.models.CNN",
-        "experiment=synthetic": "model.optimizer.lr=0.003 (it has 0.005)",
+        "experiment=synthetic": "model.optimizer.lr=0.003 (the run has 0.005)",
     }.items():
         said = refusal(f"resume={run_copy}", *words.split())
         assert hint in said
@@ -194,7 +194,7 @@ def test_run_is_composed_with_the_words_that_first_started_it(
     again = go_on(folder, this, "trainer.max_epochs=50", "data.num_workers=1")
     assert (again.model.net.dropout, again.seed, again.trainer.max_epochs) == (0.1, 3, 50)
     assert again.trainer.devices == 2
-    with pytest.raises(UserError, match=r"dropout=0\.2 \(it has 0\.1\)"):
+    with pytest.raises(UserError, match=r"dropout=0\.2 \(the run has 0\.1\)"):
         go_on(folder, this, "model.net.dropout=0.2")
     with pytest.raises(UserError, match=r"Did you mean model\.net\.dropout"):
         go_on(folder, this, "model.net.droput=0.2")

@@ -221,10 +221,10 @@ def test_a_bomb_in_a_run_is_damage_and_does_not_stop_the_list(
 
 def test_a_frozen_config_names_no_variable_of_the_environment(stranger: Path) -> None:
     frozen(stranger / "config.yaml", ("notes: null", "notes: ${oc.env:HOME}"))
-    with pytest.raises(UserError, match=r"\$\{oc\.env:HOME\} is not filled in"):
+    with pytest.raises(UserError, match=r"\$\{oc\.env:HOME\} is not replaced"):
         run_folder.load_config(stranger)
     best = stranger / "checkpoints" / "best.ckpt"
-    assert "is not filled in" in refusal(f"checkpoint={best}", task="evaluate")
+    assert "is not replaced by a value" in refusal(f"checkpoint={best}", task="evaluate")
 
 
 MANY = ",".join(f"m{i}" for i in range(500_000))

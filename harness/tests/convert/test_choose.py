@@ -61,7 +61,7 @@ def test_tensors_are_not_left_behind(tmp_path: Path) -> None:
     for other in ({"a": torch.ones(2)}, [torch.ones(1)], nn.Linear(2, 2)):
         root = {"model": {"step": torch.tensor(5), "weights": other}}
         said = refusal(root, tmp_path, key="model")
-        assert "model holds tensors, and its entry weights holds further tensors. Choose one" in said
+        assert "model holds tensors, and its entry weights holds further tensors. Choose" in said
     assert report(root, tmp_path, key="model.weights").tensors.keys() == {"weight", "bias"}
     said = report({**STATE, "version": 3, "0._extra_state": {"scale": torch.ones(1)}}, tmp_path)
     assert said.tensors.keys() == STATE.keys()

@@ -69,7 +69,7 @@ def test_one_word_a_dict_and_an_experiment_name_keys(weights: Path, tmp_path: Pa
     file.write_text(f"# @package _global_\ninit:\n  path: {weights}\n")
     assert compose("train", words).init.path == str(weights)
     file.write_text(f"# @package _global_\ninit: {weights}\n")
-    with pytest.raises(UserError, match=r"mine.yaml:2: init has the value .*, but takes keys"):
+    with pytest.raises(UserError, match=r"mine.yaml:2: init has the value .*, but needs keys"):
         check(compose_command("train", words))
 
 
@@ -84,7 +84,7 @@ def test_mistakes_are_answered_in_lines_and_leave_nothing(
             "init.freeze=[nett]",
             "init.freeze=['nett']: no part is named nett. Did you mean net?",
         ),
-        ("init.rename=fc", "init.rename=fc must map old names to new ones: init.rename={fc:head}"),
+        ("init.rename=fc", "init.rename=fc must map names: type init.rename={fc:head}"),
         ("init.pth=a.pt", "There is no key init.pth. Did you mean init.path?"),
         (f"init={finished_run} model.net.hidden=[128,32]", "3 of the 6 tensors of net fit"),
         ("init.unfreeze_at_epoch=3", "no part is frozen. Add init.freeze=[<part>]."),

@@ -93,7 +93,7 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
         "-m seed=1,2 sweep.jobs_per_gpu=0": "sweep.jobs_per_gpu=0 must be",
         "-m seed=1,2 gpus=emptiest sweep.jobs_per_gpu=2": "sweep.jobs_per_gpu=2 lets jobs share",
-        "-m seed=1,2 resume=outputs/x": "resume a sweep by its overrides. Use python",
+        "-m seed=1,2 resume=outputs/x": "name a sweep by its overrides. Use python",
         "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",
@@ -164,14 +164,14 @@ def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
 
     three, shared = "sweep.num_parallel=3", "sweep.jobs_per_gpu=2"
     hint = "sweep.jobs_per_gpu=3 runs 3 at a time."
-    assert why(1, three) == f", not 3: of 1 GPU each job takes 1 for itself. {hint}"
-    assert why(1, three, shared) == f", not 3: of 1 GPU each job takes 1 with 1 other. {hint}"
-    two = ", not 3: of 5 GPUs each job takes 2 for itself. sweep.jobs_per_gpu=2 runs 3 at a time."
+    assert why(1, three) == f", not 3: each job uses 1 of 1 GPU alone. {hint}"
+    assert why(1, three, shared) == f", not 3: each job uses 1 of 1 GPU with 1 other. {hint}"
+    two = ", not 3: each job uses 2 of 5 GPUs alone. sweep.jobs_per_gpu=2 runs 3 at a time."
     assert why(5, three, "trainer.devices=2") == two
-    assert why(2, three, "gpus=emptiest") == ", not 3: of 2 GPUs each job takes 1 for itself."
+    assert why(2, three, "gpus=emptiest") == ", not 3: each job uses 1 of 2 GPUs alone."
     for overrides in (shared,), ("sweep.num_parallel=1",), (three, "sweep.jobs_per_gpu=3"):
         assert why(1, *overrides) == ""
-    on_cpu = ": no job takes a GPU, and sweep.jobs_per_gpu is for GPUs. sweep.num_parallel=2 runs"
+    on_cpu = ": no job uses a GPU, and sweep.jobs_per_gpu is for GPUs. sweep.num_parallel=2 runs"
     assert on_cpu in why(0, shared)
     assert why(0, three, shared) == ""
 
@@ -190,7 +190,7 @@ def test_jobs_share_a_gpu_at_the_same_time(tmp_path: Path) -> None:
         "train.py", "-m", *overrides, environment=fake
     )  # the fork server has no fake GPUs
     assert result.returncode == 0, result.stderr
-    assert "3 to run, 2 at a time, not 3: of 1 GPU each job takes 1 with 1 other." in result.stdout
+    assert "3 to run, 2 at a time, not 3: each job uses 1 of 1 GPU with 1 other." in result.stdout
     events = re.findall(r"job (\d) (starts|finished)", result.stdout)
     assert events[:2] == [("0", "starts"), ("1", "starts")]
     assert events[2][1] == "finished"

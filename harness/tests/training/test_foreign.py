@@ -100,7 +100,7 @@ def test_training_without_loaders_is_refused(words) -> None:
         train(*words("Tested", "null"))
     with pytest.raises(UserError, match=r"data: .*WithLoaders is not a LightningDataModule"):
         train(*words("Tested", "WithLoaders"))
-    with pytest.raises(UserError, match="Every run needs data"):
+    with pytest.raises(UserError, match="Every run needs a choice of data"):
         check(compose_command("train", ["~data"]))
 
 

@@ -33,7 +33,7 @@ from harness.objective import mode_of
 
 RANGE = re.compile(r"(-?[\d.]+?)\.\.([\d.]*)")  # such as 1.. or 0.0..1.0 in the rules
 # Only a conf/train.yaml of version 0.3 may turn off Hydra's logging.
-HYDRAS = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
+HYDRA_SETTING = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 KINDS: dict[Any, type] = {"text": str, "list": list}
 
 
@@ -42,8 +42,8 @@ def check(command: Command) -> None:
     cfg = command.cfg
     for override in command.overrides:
         if override[0] == "~" and (name := key_of(override)) in config_files.groups(command.conf):
-            needs = "The command sets no" if name in ("experiment", "debug") else "Every run needs"
-            raise UserError(f"{needs} {name}. Leave out {override}.")
+            needs = "The command has no" if name in ("experiment", "debug") else "Every run needs a"
+            raise UserError(f"{needs} choice of {name}. Leave out {override}.")
     check_required_keys(command.task, cfg, command.conf)
     with bounded(), explaining_errors(command.task, command.overrides, command.conf):
         for key in OmegaConf.missing_keys(cfg):
@@ -88,15 +88,15 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
         may_be_null = name == "data" or name not in groups
         if not (OmegaConf.is_dict(cfg[name]) or (may_be_null and cfg[name] is None)):
             place = _place(command, files, name)
-            if place.startswith(f"{name}="):  # typed
+            if place.startswith(f"{name}="):  # an override of the command
                 hint = f"\n{CHECKPOINT}" if name == "checkpoint" else ""
                 raise UserError(
                     f"{place}{name} is a group of keys. Set one of its keys: "
                     f"{name}.<key>=<value>.{hint}"
                 )
             raise UserError(
-                f"{place}{name} has the value {cfg[name]}, but takes keys. Write each key on a "
-                "line of its own, indented, with a space after its colon."
+                f"{place}{name} has the value {cfg[name]}, but needs keys below it. Write each "
+                "key on a line of its own, indented, with a space after its colon."
             )
     unread = [name for name in map(str, cfg) if name not in read]
     for name in dicts - groups:
@@ -112,7 +112,7 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
 
 
 def _check_entries(command: Command) -> None:
-    """Refuse objects without a ``_target_``, of which Hydra would build a dict."""
+    """Refuse nodes without a ``_target_``, from which Hydra would build a dict and no object."""
     entries = {key: command.cfg.get(key) for key in ("model", "data") if command.task == "train"}
     for group in ("callbacks", "logger"):
         nodes = command.cfg.get(group) or {}
@@ -128,10 +128,10 @@ def _check_entries(command: Command) -> None:
 
 
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:
-    """Refuse settings in a YAML file for runs that Hydra starts."""
+    """Refuse settings in YAML files that affect only runs that Hydra itself starts."""
     for path in sorted(path for folder in folders for path in Path(folder).rglob("*.yaml")):
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-            if HYDRAS.match(line):
+            if HYDRA_SETTING.match(line):
                 raise UserError(unused_setting(f"{display_path(path)}:{number}: {line.strip()}"))
 
 
@@ -161,12 +161,12 @@ def _place(command: Command, files: dict[Path, str], key: str) -> str:
 
 
 def _check_overrides(command: Command, values: dict[str, Any]) -> None:
-    """Refuse values that the rules do not allow, and overrides that are easily misread."""
+    """Refuse values that the rules do not allow, and overrides that have a surprising effect."""
     for key, kinds in command.rules["takes"].items():
         if key in values and not any(_is_of(values[key], kind) for kind in kinds):
             *most, last = [_described(kind) for kind in kinds]
             takes = f"{', '.join(most)} or {last}" if most else last
-            is_variable = any(w.startswith(f"{key}=${{oc.env:") for w in command.overrides)
+            is_variable = any(o.startswith(f"{key}=${{oc.env:") for o in command.overrides)
             hint = "\nA variable is text: write ${oc.decode:${oc.env:NAME}}." if is_variable else ""
             raise UserError(f"{key}={format_override(values[key])} must be {takes}.{hint}")
     for override in command.overrides:
@@ -240,9 +240,9 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
     With the wrong mode, the run would keep its worst checkpoint as the best.
     """
     typed_keys = {key_of(o): o.partition("=")[2] for o in command.overrides}
-    sets = [*(_keys_of(text) for text in files.values()), typed_keys]
-    for index, keys in enumerate(sets):
-        has_mode = any("mode" in later for later in sets[index:])
+    sources = [*(_keys_of(text) for text in files.values()), typed_keys]
+    for index, keys in enumerate(sources):
+        has_mode = any("mode" in later for later in sources[index:])
         if (name := keys.get("objective")) in (None, "null") or has_mode:
             continue
         if (mode := mode_of(str(name))) is None:

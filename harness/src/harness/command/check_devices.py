@@ -13,7 +13,7 @@ from harness.distributed.launcher import launcher
 from harness.errors import UserError
 from harness.strategies import launch_checks
 
-MOST_ON_FEW, MOST_PER_CORE = 16, 8  # processes on the CPU, in all or per core
+MIN_LIMIT, MAX_PER_CORE = 16, 8  # the limit of processes on the CPU, and the limit per core
 
 
 def check_devices(cfg: DictConfig) -> None:
@@ -36,22 +36,22 @@ def check_devices(cfg: DictConfig) -> None:
     num_processes = launch_checks.num_processes(trainer)
     num_cores = usable_cores()
     num_started = launch_checks.num_extra_processes(trainer) + 1
-    if on_cpu and num_started > max(MOST_ON_FEW, MOST_PER_CORE * num_cores):
+    if on_cpu and num_started > max(MIN_LIMIT, MAX_PER_CORE * num_cores):
         raise UserError(
             f"trainer.devices={devices} starts {num_started} processes on {num_cores} cores. "
             f"Their imports of torch would take minutes.\nUse trainer.devices={max(2, num_cores)} "
             "or less."
         )
     num_workers = OmegaConf.select(cfg, "data.num_workers")
-    if isinstance(num_workers, int) and num_workers > max(32, MOST_PER_CORE * num_cores):
+    if isinstance(num_workers, int) and num_workers > max(32, MAX_PER_CORE * num_cores):
         raise UserError(
             f"data.num_workers={num_workers} is far more than {num_cores} cores can run.\n"
-            "Use data.num_workers=auto, or a number that is not larger than the cores."
+            f"Use data.num_workers=auto, or data.num_workers={num_cores} or less."
         )
     if isinstance(batch_size, int) and batch_size < num_processes:
         raise UserError(
-            f"data.batch_size={batch_size} cannot be split between {num_processes} processes: it "
-            "counts the samples of one optimizer step over all of them.\n"
+            f"data.batch_size={batch_size} cannot be split between {num_processes} processes: "
+            "batch_size counts the samples of one optimizer step over all processes.\n"
             f"Use data.batch_size={num_processes} or more."
         )
     launch_checks.check_launcher(trainer, launcher())
@@ -78,7 +78,7 @@ def _check_numbers(devices: Any, num_here: int) -> None:
             f"Use a list of these numbers, each once, such as trainer.devices=[{num_here - 1}]."
         )
     elif launcher().num_here > 1:
-        instead = f"Start {num_here} on each machine, and let each process see all of its GPUs."
+        instead = f"Start {num_here} processes on each machine, and let each see all GPUs there."
     raise UserError(f"trainer.devices={devices}, but this run sees {seen}: {numbers}.\n{instead}")
 
 
@@ -90,14 +90,14 @@ def check_gpus(cfg: DictConfig) -> None:
             raise UserError(f"gpus.min_free_gib={least} needs gpus=emptiest. Add gpus=emptiest.")
     elif OmegaConf.is_list(cfg.trainer.devices) or num_here > 1:
         raise UserError(
-            "gpus=emptiest chooses GPUs in one process. Use trainer.devices=<number>, and start "
-            "the command without torchrun or srun.\nOr leave out gpus=emptiest, and name GPUs "
-            "with CUDA_VISIBLE_DEVICES."
+            "gpus=emptiest chooses the GPUs itself, in one process. Use trainer.devices=<number>, "
+            "and start the command without torchrun or srun.\nOr leave out gpus=emptiest, and "
+            "name GPUs with CUDA_VISIBLE_DEVICES."
         )
     elif cfg.trainer.accelerator in ("cpu", "mps"):
         raise UserError(
-            f"gpus=emptiest needs GPUs, but strategy={cfg.trainer.accelerator} uses none of them. "
-            "Leave out one of the two."
+            f"gpus=emptiest needs GPUs, but strategy={cfg.trainer.accelerator} uses no GPU of "
+            "NVIDIA. Leave out one of the two."
         )
     else:
         candidates()

@@ -38,7 +38,7 @@ def choose(command: Command, locks: ExitStack) -> dict[str, Any]:
         ``run_dir``, a string, and ``is_finished``: whether that run has nothing left to do.
 
     Raises:
-        UserError: if the run to resume is running, or an override would change its result.
+        UserError: if the run to resume is still running, or an override would change its result.
     """
     cfg, parent = command.cfg, parent_of(command)
     if command.task != "train":
@@ -168,7 +168,7 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
             _copy_value(composed, saved, key)
         else:
             refused.append(
-                f"{key}={format_override(new_value)} (it has {format_override(old_value)})"
+                f"{key}={format_override(new_value)} (the run has {format_override(old_value)})"
             )
     if refused:
         raise UserError(
@@ -176,7 +176,7 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
             "overrides to resume the run. To start another run from its weights, type "
             f"init={display_path(run_dir)} in place of resume."
         )
-    # The number of machines and processes is that of this command, overridden or not.
+    # The numbers of machines and processes come from this command, with or without an override.
     _copy_value(composed, saved, "trainer.num_nodes")
     if launcher().name != "python":
         _copy_value(composed, saved, "trainer.devices")
@@ -187,7 +187,8 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
 def _overridden_keys(overrides: list[str], first: list[str], keys: set[str]) -> list[str]:
     """Return those of ``keys`` that a command's overrides set.
 
-    An experiment among the run's ``first`` overrides does not count: its values are saved.
+    An experiment that the run's ``first`` overrides chose as well is skipped: the saved config has
+    its values.
     """
     parents: list[str] = []
     for override in overrides:
@@ -213,7 +214,7 @@ def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
 
 
 def is_more(new: Any, old: Any) -> bool:
-    """Return whether a limit is higher than the old one; -1 is no limit, null is a default."""
+    """Return whether a limit is higher than the old one; -1 means no limit, ``None`` a default."""
     return new is not None and old not in (None, -1) and (new == -1 or new > old)
 
 
@@ -235,7 +236,7 @@ def newest_checkpoint(run_dir: Path, last_resume: str | None = None) -> str | No
             print_text(line, sys.stderr)
         if path is not None:
             return str(path)
-    # Metrics and best.ckpt prove nothing: they may be written before the first checkpoint.
+    # Ignore metrics and best.ckpt, because they may be written before the first checkpoint.
     traces = [folder / lookup.NEWEST, *folder.glob("step_*"), run_dir / "results.json"]
     if last_resume is not None or any(os.path.lexists(trace) for trace in traces):
         raise UserError(

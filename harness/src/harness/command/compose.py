@@ -167,7 +167,7 @@ def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
         if task != "train" and name in groups and name not in EVALUATION_GROUPS:
             raise UserError(
                 f"{override}: {task}.py uses the config of the checkpoint's run. Leave out "
-                f"{override}.\n{task}.py takes "
+                f"{override}.\n{task}.py accepts "
                 f"{', '.join(f'{group}=' for group in EVALUATION_GROUPS)} and single keys, such "
                 "as data.num_workers=4."
             )
@@ -179,8 +179,8 @@ def parse_overrides(task: str, typed: Sequence[str], conf: Path) -> list[str]:
             if len(names) == 1 or value.startswith("["):
                 override = f"logger=[{','.join(['default', *names])}]"
         elif key in ("init", "init.path") and task == "train" and not value.startswith("{"):
-            is_plain = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
-            override = f"init.path={value if is_plain else in_quotes(value)}"
+            is_valid = value[:1] in ("'", '"') or not any(sign in value for sign in "= ()[]{}:")
+            override = f"init.path={value if is_valid else in_quotes(value)}"
         elif key == "checkpoint" and task != "train" and value[:1] not in ("'", '"'):
             override = f"checkpoint={in_quotes(str(best_checkpoint(Path(value)) or value))}"
         elif equals and key in groups:  # choices are names of files, which Hydra looks for
@@ -197,7 +197,7 @@ def in_quotes(value: str) -> str:
 
 
 def overrides_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the first overrides of the run of ``resume=<run>``, without those replaced now.
+    """Return the overrides that started the run to resume, without those that are replaced now.
 
     The numbers of machines and of a launcher's processes are always those of the present command.
     """

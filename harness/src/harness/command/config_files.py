@@ -88,16 +88,16 @@ def refuse_clash(folders: Sequence[Path], choices: Any, group: str, later: str) 
     Hydra would replace the value without a warning.
     """
     files = _chosen(folders, group, choices.get(group))
-    wins = {
+    replacing = {
         key: value for _, node in _chosen(folders, later, choices.get(later)) for key, value in node
     }
     for path, node in files:
         for key, value in node:
-            if key in wins and wins[key] != value:
+            if key in replacing and replacing[key] != value:
                 raise UserError(
                     f"{display_path(path)} sets {key}: {format_override(value)}, but "
                     f"{later}={choices[later]} replaces this value by "
-                    f"{format_override(wins[key])}.\nRemove strategy, devices and accelerator "
+                    f"{format_override(replacing[key])}.\nRemove strategy, devices and accelerator "
                     "from that file, and choose them by strategy=ddp trainer.devices=2, in the "
                     "command or in an experiment."
                 )

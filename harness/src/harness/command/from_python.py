@@ -91,7 +91,7 @@ class Run:
 
 
 def load_run(folder: str | Path, conf: str | Path = "conf") -> Run:
-    """Return the run in a folder, finished or not; raise a UserError if there is none."""
+    """Return the run in a folder, finished or not; raise a UserError if the folder has no run."""
     run = Run(Path(folder).resolve(), Path(conf).resolve())
     _ = run.config
     return run
@@ -102,7 +102,7 @@ def train(*overrides: str, conf: str | Path = "conf") -> Run:
 
     Raises:
         UserError: a setting is wrong; the message says what to type instead.
-        KeyboardInterrupt: Ctrl-C. If a step had ended, a checkpoint was saved; use ``resume=auto``.
+        KeyboardInterrupt: Ctrl-C. After the first step a checkpoint is saved: use ``resume=auto``.
     """
     return _start("train", overrides, conf)
 
@@ -128,12 +128,12 @@ def _start(task: str, overrides: tuple[str, ...], conf: str | Path) -> Run:
 def _surviving() -> Iterator[None]:
     """Keep the caller's process alive in the block, and restore its signal handlers afterwards."""
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         before = {number: signal.getsignal(number) for number in shutdown.EXIT_SIGNALS}
     shutdown.is_notebook = True
     try:
         yield
-    except SystemExit as error:  # raised by Lightning, or on all ranks after saving
+    except SystemExit as error:  # from Lightning, or after a checkpoint was saved
         if error.code in (1, 128 + signal.SIGINT):
             raise KeyboardInterrupt from None  # the run has printed where it saved
         raise

@@ -2,8 +2,8 @@
 
 In: the arguments of ``train.py``. Out: a run's folder and the exit status. The path of a run:
 ``compose`` and ``check`` the config, ``Rendezvous`` of all processes, ``choose_run``, and
-``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``.
-Nothing before imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
+``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``. No
+earlier step imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
 """
 
 import gc
@@ -96,8 +96,9 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
 def dispatch(task: str, conf: Path, arguments: list[str], job: Path | None) -> None:
     """Decide from the arguments and the environment what this process does, and do it.
 
-    It is a rank of a run, a job of a sweep, a sweep, a flag such as ``--help``, or a new command.
-    ``job`` is the folder of a sweep's job. If there are no arguments, this folder has the config.
+    The process is a rank of a run, a job of a sweep, a sweep, or a new command, or it only answers
+    a flag such as ``--help``. ``job`` is the folder of a sweep's job. If there are no arguments,
+    this folder has the config.
     """
     if run_dir := parent_process.folder_of_run():
         run_task(task, run_folder.load_current_config(run_dir))
@@ -120,7 +121,7 @@ def dispatch(task: str, conf: Path, arguments: list[str], job: Path | None) -> N
 def start_command(command: Command) -> Path:
     """Check a command, choose its run's folder, compute the run there, and return the folder.
 
-    If that raises a ``UserError``, a new folder is removed, and a run to resume is unchanged.
+    After a ``UserError``, a new folder is removed, and a run to resume is unchanged.
     """
     check(command)
     if shutdown.is_notebook and launch_checks.num_extra_processes(command.cfg.trainer):
@@ -155,7 +156,7 @@ def run_in_folder(run_dir: Path, task: str, frozen: DictConfig) -> None:
         if is_rank_0 and not (run_dir / provenance.PENDING_CONFIG).exists():
             provenance.begin(run_dir)  # a resumed run calls this when its training starts
         run_task(task, frozen)
-    if is_rank_0:  # left by a dry run, which must not change the run
+    if is_rank_0:  # a dry run, which must not change the run, has left it
         (run_dir / provenance.PENDING_CONFIG).unlink(missing_ok=True)
 
 
@@ -261,9 +262,8 @@ def print_user_error(error: Exception) -> None:
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
-    from harness.training import (
-        user_errors,  # imports torch, which most errors here have done already
-    )
+    # Imports torch, which most commands have imported before an error gets here.
+    from harness.training import user_errors
 
     if message := user_errors.describe_user_error(error):
         # A failed device, or workers that did not start, would print more errors at exit.
@@ -271,7 +271,7 @@ def print_user_error(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         exit_with(
             f"{error.filename or 'A file'} was not written: {error.strerror}.\nFree space on its "
-            "disk, and type the command again. A training continues with resume=auto."
+            "disk, and type the command again. To continue a training, add resume=auto."
         )
 
 

@@ -94,10 +94,10 @@ def load_config(run_dir: Path, name: str = "config.yaml") -> DictConfig:
 def check_frozen(node: Any) -> None:
     """Raise a ValueError if a frozen config has any interpolation except ``${run_dir}``.
 
-    ``freeze`` resolves all others, so a run has not written ``${oc.env:TOKEN}``.
+    ``freeze`` resolves all others, so no run has written ``${oc.env:TOKEN}`` into its config.
     """
     if isinstance(node, str) and "${" in node.replace("${run_dir}", ""):
-        raise ValueError(f"{node} is not filled in")
+        raise ValueError(f"{node} is not replaced by a value")
     values = node.values() if isinstance(node, dict) else node
     for child in values if isinstance(node, dict | list) else ():
         check_frozen(child)
@@ -146,7 +146,7 @@ def runs_in(parent: Path) -> list[Path]:
 
 
 def _started(run_dir: Path) -> str:
-    """Return the time of a run's start, from its file: copying changes the files' own times."""
+    """Return the start of a run from overrides.yaml, because a copy of a file has another time."""
     with suppress(OSError, ValueError):
         text = read_bytes(run_dir / "overrides.yaml", MAX_YAML).decode(errors="replace")
         if line := re.search(f"^{STARTED}(.+)$", text, re.MULTILINE):
@@ -209,7 +209,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     Only rank 0 locks the folder.
 
     Raises:
-        UserError: with the process that holds the lock, if there is one.
+        UserError: another process holds the lock; the message names the process.
     """
     if global_rank() > 0:
         yield
@@ -234,7 +234,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Return ``False`` if another process holds the lock; some network file systems have none."""
+    """Return ``False`` if another process holds the lock, ``True`` on a disk without locks."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -244,7 +244,7 @@ def _try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Turn an OSError of writing into a ``UserError``."""
+    """Turn an OSError in the block, which writes files, into a ``UserError``."""
     try:
         yield
     except OSError as error:

@@ -49,15 +49,13 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     if task != "train":
         raise UserError(f"-m is for train.py. Call {task}.py once for each checkpoint.")
     arguments = parse_overrides(task, typed, conf)
-    resume = [argument.partition("=")[2] for argument in arguments if key_of(argument) == "resume"][
-        -1:
-    ]
+    resume = [o.partition("=")[2] for o in arguments if key_of(o) == "resume"][-1:]
     arguments = [argument for argument in arguments if key_of(argument) != "resume"]
-    again = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(arguments)}")
+    resume_with = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(arguments)}")
     if not arguments:
         raise UserError(f"-m has nothing to try. Add values: {typed_program} seed=1,2,3")
     if resume not in ([], ["auto"], ["null"]):
-        raise UserError(f"resume={resume[0]}: resume a sweep by its overrides. Use {again}")
+        raise UserError(f"resume={resume[0]}: name a sweep by its overrides. Use {resume_with}")
     with explaining_errors("train", arguments, conf):
         overrides = OverridesParser.create().parse_overrides(arguments)
     command = compose_command("train", [*map(_first_value, overrides)], conf)
@@ -87,7 +85,7 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     print_text(f"sweep folder: {display_path(folder)}: {text}")
     if signum or counts.keys() != {"finished"}:
-        print_text(f"Resume with: {again}")
+        print_text(f"Resume with: {resume_with}")
         sys.exit(128 + signum if signum else 1)
 
 
@@ -121,7 +119,7 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
         key = override.key_or_group
         if key == "trainer.devices" and command.cfg.trainer.accelerator != "cpu" and num_gpus():
             raise UserError(
-                f"{override.input_line}: all jobs of a sweep must use equally many GPUs.\n"
+                f"{override.input_line}: all jobs of a sweep must use the same number of GPUs.\n"
                 "Give trainer.devices one value, and start a sweep for each number."
             )
         for text in _values(override)[1:]:
@@ -202,12 +200,12 @@ def _choose_slots(command: Command) -> tuple[list[Slot], str]:
         slots = [Slot(slot.gpus, num_threads) for slot in slots]
     if not sets and most is None and per_gpu > 1:
         hint = f"sweep.num_parallel={per_gpu} runs {per_gpu} at a time on the CPU"
-        return slots, f": no job takes a GPU, and sweep.jobs_per_gpu is for GPUs. {hint}."
+        return slots, f": no job uses a GPU, and sweep.jobs_per_gpu is for GPUs. {hint}."
     if most is None or most <= len(slots):
         return slots, ""
     num_here, size = num_gpus(), sets[0].count(",") + 1
-    how = "for itself" if per_gpu == 1 else f"with {per_gpu - 1} other{'s' * (per_gpu > 2)}"
-    why = f", not {most}: of {num_here} GPU{'s' * (num_here > 1)} each job takes {size} {how}."
+    how = "alone" if per_gpu == 1 else f"with {per_gpu - 1} other{'s' * (per_gpu > 2)}"
+    why = f", not {most}: each job uses {size} of {num_here} GPU{'s' * (num_here > 1)} {how}."
     hint = f" sweep.jobs_per_gpu={math.ceil(most / len(sets))} runs {most} at a time."
     return slots, why + hint * (command.cfg.gpus.order == "visible")
 

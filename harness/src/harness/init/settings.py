@@ -50,7 +50,7 @@ def read_init(node: Any) -> Init:
     for name in {"leave_out", "freeze"} & values.keys():
         values[name] = tuple(map(str, as_names(values[name])))
     if not isinstance(names := values.get("rename", {}), Mapping):
-        raise UserError(f"init.rename={names} must map old names to new ones: init.rename={{fc:head}}.")
+        raise UserError(f"init.rename={names} must map names: type init.rename={{fc:head}}.")
     values["rename"] = {str(old): str(new or "") for old, new in names.items()}
     if "unfreeze_at_epoch" in values and not values.get("freeze"):
         raise UserError(
