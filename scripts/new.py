@@ -1,4 +1,4 @@
-"""Write a starting point that trains as it is: `python -m harness.new` by another name.
+"""Write a first network, module, data set or experiment: `python -m harness.new` by another name.
 
 python scripts/new.py model NAME
 python scripts/new.py --help

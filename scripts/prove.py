@@ -1,4 +1,4 @@
-"""Prove the promises on your experiment: `python -m harness.prove` by another name.
+"""Compare strategies on your experiment: `python -m harness.prove` by another name.
 
 python scripts/prove.py experiment=mine
 """

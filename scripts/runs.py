@@ -1,4 +1,4 @@
-"""Find runs again, and compare them: python scripts/runs.py --help."""
+"""Find runs, and compare them: python scripts/runs.py --help."""
 
 import sys
 

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--package", required=True, help="for import: my_study")
     parser.add_argument("--description", default="A study.", help="one line")
     parser.add_argument("--author", default="Its authors")  # style: ignore
-    parser.add_argument("--examples", default=",".join(FILES["examples"]), help="or none")
+    parser.add_argument("--examples", default=",".join(FILES["examples"]), help="names, or none")
     parser.add_argument("--library", default="", help="URL@version for pip; empty copies a folder")
     parser.add_argument("--update", action=argparse.BooleanOptionalAction, help="update a project")
     answers = parser.parse_args()
@@ -61,11 +61,12 @@ def check(answers: argparse.Namespace) -> None:
     names = answers.name, answers.package
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", names[0], re.ASCII):
         sys.exit(
-            f"--name={names[0]} is no name for pip. Use letters, digits, hyphens: --name=my-study"
+            f"--name={names[0]} is no valid name for pip. Use letters, digits and hyphens: "
+            "--name=my-study"
         )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", names[1]) or keyword.iskeyword(names[1]):
         sys.exit(
-            f"--package={names[1]} is no name for import. Use lower case letters, digits and "
+            f"--package={names[1]} is no valid name for import. Use lower case letters, digits and "
             "underscores: --package=my_study"
         )
     for name in taken.intersection(name.lower().replace("-", "_") for name in names):
@@ -81,9 +82,8 @@ def copied(answers: argparse.Namespace) -> dict[str, bytes]:
         sys.exit(f"--examples: {name} is no example. Choose from {', '.join(examples)}, or none.")
     left_out = {*FILES["left_out"], *(["harness", "requirements.txt"] if answers.library else [])}
     left_out |= {path for name in examples.keys() - wanted for path in examples[name]}
-    left_out -= {
-        path for name in wanted for path in examples[name]
-    }  # two examples may need the same file
+    # Two examples may need the same file.
+    left_out -= {path for name in wanted for path in examples[name]}
     files = {}
     for path in git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / path).is_file() and not left_out & {path, *map(str, Path(path).parents)}:
@@ -95,7 +95,7 @@ def copied(answers: argparse.Namespace) -> dict[str, bytes]:
 
 
 def written(answers: argparse.Namespace) -> dict[str, bytes]:
-    """Return the files that contain the answers."""
+    """Return the files into which this program writes the user's answers."""
     address, _, version = answers.library.rpartition("@")
     page = f"/blob/{version}" if address.startswith("http") else ""  # a URL of GitHub or GitLab
     values = vars(answers) | {

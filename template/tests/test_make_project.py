@@ -108,7 +108,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
         "--package=torch": "is the name of a package",
         "--package=harness": "is the name of a package",
         "--name=Torch": "is the name of a package",
-        "--name=my study!": "no name for pip",
+        "--name=my study!": "no valid name for pip",
         "--examples=audio": "audio is no example",
         str(tmp_path / "full"): "is not empty",
     }.items():

@@ -1,4 +1,4 @@
-"""Write a first version of a network, a module, data or an experiment. It trains unchanged.
+"""Write the first version of a network, a module, data or an experiment, ready to train.
 
     python scripts/new.py model NAME         a network for the classifier
     python scripts/new.py module NAME        a LightningModule of your own

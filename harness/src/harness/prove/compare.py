@@ -41,7 +41,7 @@ WARNING = re.compile(  # in run.log
     rf"^\d\S+ \S+ WARNING harness\.(?:{PACKAGES})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
 NO_RESULTS = re.compile("^epoch$|^step$|^gpu/")  # columns of metrics.csv that are not results
-ANOTHER = " does not train alike "  # the parity check's warning, if a loss is no mean
+NOT_ALIKE = " does not train alike "  # in the parity check's warning
 
 
 def switch_dropout_off(module: nn.Module) -> list[str]:
@@ -57,9 +57,10 @@ def switch_dropout_off(module: nn.Module) -> list[str]:
 
 
 class ShortRun(pl.Callback):
-    """Switch dropout off, as ranks draw different masks. Kill the run after ``kill_after`` steps.
+    """Switch dropout off, because ranks draw different masks, and kill the run if that is wanted.
 
-    Steps are optimizer steps; by default the run ends normally.
+    Args:
+        kill_after: the number of optimizer steps after which the run is killed; by default, never.
     """
 
     def __init__(self, kill_after: float = math.inf) -> None:
@@ -109,7 +110,7 @@ def differences(
 
 
 def distance(expected: Tensor | None, actual: Tensor | None) -> float:
-    """Return the largest difference of two tensors' numbers, relative to numbers above 1."""
+    """Return the largest difference between two tensors: relative where ``expected`` exceeds 1."""
     if expected is None or actual is None or expected.shape != actual.shape:
         return math.inf
     a, b = expected.to(torch.complex128), actual.to(torch.complex128)
@@ -156,7 +157,7 @@ def prove(runs: ExperimentRuns, strategies: Sequence[str] = STRATEGIES) -> Itera
 def compare(
     name: str, ended: EndedRun, reference: RunResult, tolerance: tuple[float, float]
 ) -> Comparison:
-    """Compare a run with the reference; a run that failed gets its message as the reason."""
+    """Compare a run with the reference. If the run failed, the reason is its error message."""
     if ended.status:
         return Comparison(name, FAILS if ended.has_crashed else REFUSED, ended.message)
     result = RunResult(ended.run_dir)
@@ -165,6 +166,6 @@ def compare(
     if not (num := sum(differs for differs, *_ in found)):
         return Comparison(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "bit-identical")
     new_warnings = [text for text in result.warnings if text not in reference.warnings]
-    is_warned = new_warnings and not any(ANOTHER in text for text in new_warnings)
+    is_warned = new_warnings and not any(NOT_ALIKE in text for text in new_warnings)
     reason = "\n".join([join_first(texts[:num], 8), *new_warnings])
     return Comparison(name, WARNED if is_warned else DIFFERS, reason)

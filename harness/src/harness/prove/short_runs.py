@@ -1,8 +1,8 @@
 """Short runs of an experiment, each in its own processes, started as a user starts train.py.
 
-In: the command's overrides. Out: how each run ended, and its folder, with checkpoints and one row
-per step in metrics.csv; `compare.py` reads them. This file imports no torch, so the command
-reports a mistake at once.
+In: the command's overrides. Out: an ``EndedRun`` for each run, whose folder has checkpoints, and
+metrics.csv with one row per step. Next: `compare.py` reads both. This file imports no torch, so the
+command reports a mistake at once.
 """
 
 import os
@@ -31,7 +31,7 @@ SHORT = (
     "+logger.prove.path=${run_dir}/metrics.csv",
     "+callbacks.prove._target_=harness.prove.compare.ShortRun",
 )
-HANGS = 124  # exit status of a run that had to be killed, as timeout(1) has it
+HANGS = 124  # status of a run that was killed after its timeout, as in timeout(1)
 NOISE = re.compile(r"(?i)warn|^[\s\[]|^GPU|^-*$")  # lines that are not part of an error message
 ALONE = "one process"
 STRATEGY = "trainer.strategy."  # the beginning of a strategy's settings
@@ -43,7 +43,7 @@ def overrides_of(strategy: str) -> tuple[list[str], int]:
     ``ddp(3)`` has 3 devices on one node, ``ddp2(2x4)`` has 2 nodes with 4 devices each.
 
     Raises:
-        UserError: the strategy has another form.
+        UserError: the strategy does not have this form.
     """
     match = re.fullmatch(r"(dp|ddp|ddp2|fsdp)\((?:([1-9]\d*)x)?([1-9]\d*)\)", strategy)
     if strategy == ALONE:
@@ -60,7 +60,7 @@ class EndedRun(NamedTuple):
 
     status: int  # the exit status
     errors: str  # its stderr
-    folder: Path  # that contains the run's folder
+    folder: Path  # contains the run's folder
 
     @property
     def run_dir(self) -> Path:
@@ -69,7 +69,7 @@ class EndedRun(NamedTuple):
 
     @property
     def has_crashed(self) -> bool:
-        """Return whether it had to be killed or ended by an exception, not by an error message."""
+        """Return whether the run hung, or ended by an exception instead of an error message."""
         return self.status not in (0, 1) or "traceback" in self.errors.lower()
 
     @property
@@ -108,7 +108,7 @@ class ExperimentRuns:
                 f"trainer.precision={self.precision} rounds too much for a comparison. "
                 "Use 64-true or 32-true."
             )
-        # Each strategy gets the settings of strategies; one without such a setting refuses it.
+        # Every strategy gets these settings. A strategy that lacks a setting refuses the run.
         self.settings = [each for each in overrides if each.lstrip("+").startswith(STRATEGY)]
         self.overrides = [each for each in overrides if each not in self.settings]
         command = compose_command("train", [*self.overrides, *overrides_of(ALONE)[0]])
@@ -148,9 +148,9 @@ class ExperimentRuns:
         from lightning_fabric.plugins.environments.lightning import find_free_network_port
 
         port = str(find_free_network_port())
-        of_strategy, num_nodes = overrides_of(strategy)
+        strategy_overrides, num_nodes = overrides_of(strategy)
         program = ["train.py"] if Path("train.py").is_file() else ["-m", "harness", "train"]
-        program += [*overrides, self.accelerator, *of_strategy]
+        program += [*overrides, self.accelerator, *strategy_overrides]
         program += self.settings if strategy != ALONE else []
         paths = [folder / f"node_{node}" for node in range(num_nodes)]
         processes = []
@@ -167,7 +167,7 @@ class ExperimentRuns:
                     os.killpg(process.pid, signal.SIGKILL)
         texts = [path.with_suffix(".err").read_text(errors="replace") for path in paths]
         nodes = [EndedRun(*end, folder) for end in zip(statuses, texts, strict=True)]
-        # If a node ends with an error message, connections of the others break: return its message.
+        # If one node ends with an error message, the others crash: return the node with a message.
         return min(nodes, key=lambda node: (node.status == 0, node.has_crashed))
 
 

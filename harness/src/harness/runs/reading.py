@@ -27,7 +27,7 @@ MAX_NAMES = 5_000  # settings, or metrics, of a run
 INT_LIMIT = 2**63  # a column's whole numbers have 64 bits
 # Settings that do not change the computation.
 NOT_COMPARED = ("run_dir", "output_dir", "resume", "name", "tags", "notes", "objective", "mode")
-GPU = ("gpu_gib", "gpu_busy")  # the most memory that was used of a GPU, the fraction of busy time
+GPU = ("gpu_gib", "gpu_busy")  # peak memory of a GPU; fraction of time in use
 FACTS = ("started", "seconds", "samples/s", *GPU, "commit", "tags", "notes", "mode", "reason")
 CONFIG, RESULTS, METRICS = "config.yaml", "results.json", "metrics.csv"
 
@@ -155,14 +155,14 @@ def _numbers_of(path: Path) -> dict[str, float]:
 
 
 def _check_num_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values; raise a ValueError if there are too many, as each becomes a column."""
+    """Return the values; raise a ValueError if they would become too many columns."""
     if len(values) > MAX_NAMES:
         raise ValueError(f"it has more than {MAX_NAMES:,} names")
     return values
 
 
 def _best_so_far(path: Path, config: dict[str, Any]) -> Any:
-    """Return the best value of its objective that a run has logged."""
+    """Return the best value that a run has logged of its objective, or ``None``."""
     table = read_table(path)
     if (name := config.get("objective")) not in table.columns:
         return None

@@ -49,13 +49,13 @@ def write_report(runs: Runs, path: Path) -> None:
 
 
 def page_parts(runs: Runs) -> Iterator[str]:
-    """Yield the page in pieces: runs with the same objective together, the best first."""
+    """Yield the page in pieces. Runs with the same objective are together, the best run first."""
     from plotly.io import to_html
 
     root = Path(os.path.commonpath([Path(run).resolve().parent for run in runs.frame["run"]]))
     title = escape(f"{len(runs.frame)} runs of {display_path(root)}")
     yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
-    script = True  # include plotly's script only once
+    has_script = False  # the page needs plotly's script only once
     for (objective, mode), frame in runs.frame.group_by("objective", "mode", maintain_order=True):
         group = Runs(frame.sort("best", descending=mode == "max", nulls_last=True), runs.settings)
         names = [os.path.relpath(Path(run).resolve(), root) for run in group.frame["run"]]
@@ -69,8 +69,8 @@ def page_parts(runs: Runs) -> Iterator[str]:
         names = [*map(escape, names)]
         for figure in (*curves_of(group, names), *scatter_of(group, names)):
             figure.update_layout(height=400, width=640)
-            yield to_html(figure, include_plotlyjs=script, full_html=False)
-            script = False
+            yield to_html(figure, include_plotlyjs=not has_script, full_html=False)
+            has_script = True
 
 
 def text_of(value: object) -> str:

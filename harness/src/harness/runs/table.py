@@ -35,8 +35,8 @@ MAX_UNCUT = 3  # columns of a table that is never cut: name and value, or name a
 def differing_settings(runs: Runs) -> list[str]:
     """Return the settings that are not the same in all runs.
 
-    Those that every run has come first, and of these the outermost. Settings with the same last
-    word and equal values, such as ``lr`` and ``max_lr``, count as one, with the shorter name.
+    Settings that every run has come first, and among these the ones with the fewest dots. Settings
+    with the same last word and equal values, such as ``lr`` and ``max_lr``, count as one.
     """
     table = runs.frame.select(runs.settings)
     # Skip runs without a readable config: all their settings are null.
@@ -96,8 +96,8 @@ def filter_runs(runs: Runs, conditions: Sequence[str]) -> Runs:
 def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
     """Return for each run its status, its best value, settings that differ and test metrics.
 
-    The test metric of the objective's name comes before the settings, so that a narrow screen has
-    it.
+    The test metric with the objective's name comes before the settings, so that a narrow screen
+    shows it.
     """
     objectives = set(runs.frame["objective"].drop_nulls())
     fitting = {f"test/{objective.rpartition('/')[2]}" for objective in objectives}
@@ -115,8 +115,8 @@ def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
 def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, Any]], str]:
     """Average a metric over runs that differ only in seed or fold.
 
-    If the metric is the objective of all runs, a run counts with its best value, otherwise with
-    its final one.
+    If the metric is the objective of all runs, the average uses the best value of each run,
+    otherwise the final value.
 
     Args:
         runs: the runs.
@@ -125,8 +125,8 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
 
     Returns:
         A row per group: the mean, half the width of its 95 % confidence interval (Student's t),
-        the number of runs, the best run's folder, and the settings that differ. Also a line that
-        tells which group comes first.
+        the number of runs, the best run's folder, and the settings that differ. Also a line
+        that describes the order of the groups.
     """
     from scipy.special import stdtrit  # scikit-learn requires SciPy
 
@@ -157,8 +157,8 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
         pl.len().alias("runs"),
         pl.col("run").first().alias("best run"),
     ).sort(name, descending=is_max)
-    half = rows["± 95 %"] * pl.Series(stdtrit(rows["runs"] - 1, 0.975), dtype=pl.Float64)
-    rows = rows.with_columns(half).select(name, "± 95 %", "runs", "best run", *keys)
+    half_width = rows["± 95 %"] * pl.Series(stdtrit(rows["runs"] - 1, 0.975), dtype=pl.Float64)
+    rows = rows.with_columns(half_width).select(name, "± 95 %", "runs", "best run", *keys)
     left_out = len(runs.frame) - len(frame)
     return (
         rows.to_dicts(),
@@ -180,7 +180,7 @@ def difference(runs: Runs) -> list[dict[str, Any]]:
 
 
 def details(runs: Runs) -> list[dict[str, Any]]:
-    """Return a row for each known fact of a run, also its command, code and data."""
+    """Return a row for each fact that is known of a run, including its command and code."""
     (facts,) = runs.frame.to_dicts()
     recorded = provenance.read(Path(facts["run"]))
     starts = recorded.get("starts") or [{}]
@@ -192,7 +192,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print rows: the first columns that fit on the screen, then the names of some others.
 
     Empty columns are omitted. The run's folder comes last. The reason of a failure has a line of
-    its own, and so has an objective that is that of all rows.
+    its own. If all rows have the same objective, one line below the table names it.
     """
     present = {name for row in rows for name, value in row.items() if value is not None}
     present.discard("reason")
@@ -232,6 +232,6 @@ def cell(value: Any) -> str:
 
 
 def titles(names: Sequence[str]) -> dict[str, str]:
-    """Shorten each key to its last part, unless another key has the same one."""
+    """Shorten each key to its last part, unless another key has the same last part."""
     counts = Counter(map(last_part, names))
     return {name: last_part(name) if counts[last_part(name)] == 1 else name for name in names}

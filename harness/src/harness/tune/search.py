@@ -77,8 +77,8 @@ def say(text: str) -> None:
 def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
     """Double one device's local batch until it does not fit or is not faster, and set the best.
 
-    If the first size does not fit, it is halved until it does. Without ``data.batch_size`` in the
-    config, only the present size is measured.
+    If the first size does not fit, it is halved until it fits. If the config has no
+    ``data.batch_size``, only the size that the loaders have is measured.
     """
     size: int | None = OmegaConf.select(cfg, BATCH_SIZE)
     size = max(1, size // num_devices) if isinstance(size, int) else None
@@ -138,7 +138,7 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
 
 
 def memory_of(cfg: Any) -> str:
-    """Return the title of the memory column; "" without a CUDA GPU."""
+    """Return the title of the table's memory column, or "" without a CUDA GPU."""
     if cfg.trainer.accelerator == "cpu" or not torch.cuda.is_available():
         return ""
     return f" {'memory':>12} of {gib(torch.cuda.mem_get_info()[1])}"
@@ -149,7 +149,7 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
     if NUM_WORKERS not in flatten(cfg):
         say(f"\nThe config has no {NUM_WORKERS}. Set num_workers in the code of your loaders.")
         return
-    say(f"\n{'workers':>12} {'samples/s':>12} from the loader; steps take {best.speed:,.0f}")
+    say(f"\n{'workers':>12} {'samples/s':>12} from the loader; steps need {best.speed:,.0f}")
     needed, speeds = 1 / best.seconds, dict[int, float]()
     for num in (0, *(2**i for i in range(8) if 2**i <= usable_cores())):
         speeds[num] = measure_loader(cfg, num)
@@ -167,7 +167,7 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
 
 
 def tune_rate(cfg: Any, best: Steps, num_devices: int, paste: list[str]) -> None:
-    """Find the rate at which the loss falls fastest, with the chosen batch size."""
+    """Find the learning rate at which the loss falls fastest, with the chosen batch size."""
     if best.is_manual:
         say(
             "\nNo learning rate: the module has its own loop (automatic_optimization=False), with "

@@ -37,7 +37,7 @@ from harness.training.build import as_user_errors, build
 KEPT = (Attachments, GlobalBatches, Speed, Freezing)  # callbacks that change a training step
 SECONDS, WARM_UP = 2.0, 3  # length of a trial, and the optimizer steps before it
 NUM_CACHED = 4  # batches in memory, on which steps are measured
-NUM_SKIPPED = 10  # first losses of a search, because its loss is a running average
+NUM_SKIPPED = 10  # losses at the start of a search, whose running average is not yet stable
 Start = Callable[[pl.Trainer, Any, Any], None]
 
 
@@ -62,7 +62,7 @@ class Steps(NamedTuple):
 
 
 class Endless:
-    """Repeat an epoch's batches without an end, so that no epoch ends."""
+    """Repeat an epoch's batches without an end, so that a trial never reaches an epoch's end."""
 
     def __init__(self, epoch_batches: Callable[[], Iterable[Any]]) -> None:
         self.epoch_batches = epoch_batches
@@ -150,7 +150,7 @@ def fit(
         redirect_stderr(null),
         warnings.catch_warnings(action="ignore"),  # a training shows them
     ):
-        trainer, model, data = build(OmegaConf.create(cfg))  # a copy, because build fills in facts
+        trainer, model, data = build(OmegaConf.create(cfg))  # a copy, because build changes it
         kept = [callback for callback in callbacks_of(trainer) if isinstance(callback, KEPT)]
         trainer.callbacks = [*kept, *callbacks]  # type: ignore[attr-defined]  # set untyped
         trainer.loggers = [DummyLogger()]
@@ -184,7 +184,7 @@ def measure_steps(cfg: Any, size: int | None) -> Steps:
 
     Args:
         cfg: the result of ``single_device_config``, with the batch size to measure.
-        size: the batch size in the config; ``None`` takes the size of the first batch.
+        size: the batch size in the config; ``None`` means the size of the first batch.
     """
     timer, num_all, batch_size = Timer(), 0, size or 0
 
@@ -202,7 +202,7 @@ def measure_steps(cfg: Any, size: int | None) -> Steps:
     if not timer.seconds:
         raise UserError(
             f"The training ended after {timer.num_batches} batches, but a trial needs {SECONDS:g} "
-            "s of steps. Does the module or a callback set trainer.should_stop?"
+            "s of steps. Remove what ends the training, such as trainer.should_stop = True."
         )
     num_samples = min(batch_size, num_all or batch_size)
     numbers = (timer.num_bytes, num_all, timer.num_optimizers, timer.is_manual)
@@ -234,7 +234,7 @@ def find_rate(cfg: Any, num_steps: int) -> float | str:
 
     def search(trainer: pl.Trainer, model: Any, data: Any) -> None:
         nonlocal finder
-        trainer.strategy.checkpoint_io = TorchCheckpointIO()  # ours reads only a run's checkpoints
+        trainer.strategy.checkpoint_io = TorchCheckpointIO()  # the run's reads only its own files
         vars(model)["on_train_epoch_end"] = lambda: None  # it may read values of a validation
         options: dict[str, Any] = {"min_lr": 1e-6, "num_training": num_steps, "update_attr": False}
         finder = Tuner(trainer).lr_find(model, datamodule=data, **options)
