@@ -24,7 +24,7 @@ Modules and callbacks:
 - ``parameter_groups``: learning rates per submodule and by depth, for ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
 - ``mean_over``: marks a loss that averages over tokens, nodes or weights instead of samples;
-  ``sum_over``: the sum divided by a count, such as objects, both over the global batch.
+  ``sum_over``: divides a sum by a count, such as that of objects, both over the global batch.
 - ``is_logged``: whether Lightning writes the values that are logged at this step.
 - ``Picture``: an image of test results in TensorBoard; its errors do not stop a run.
 - ``UserError``: an error in a command or config, which is printed without a traceback.
@@ -78,7 +78,7 @@ _MODULES = {
     "monitoring.picture": ["Picture"],
 }
 
-follow_parent()  # first, because the imports below take seconds in which a parent may end
+follow_parent()  # first: the parent may end during the imports below, which take seconds
 lightning_name.install()  # early, so that ``import lightning.pytorch`` gives pytorch_lightning
 
 

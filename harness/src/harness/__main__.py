@@ -10,6 +10,6 @@ if __name__ == "__main__":
             "Use python -m harness train, evaluate or predict, and overrides such as model=mlp."
         )
     arguments, conf = sys.argv[2:], "conf"
-    if arguments and arguments[0].startswith("conf="):  # a program has its config files elsewhere
+    if arguments and arguments[0].startswith("conf="):  # for programs with another config folder
         conf = arguments.pop(0).removeprefix("conf=")
     main(sys.argv[1], conf, arguments)

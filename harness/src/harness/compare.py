@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("what", choices=("ls", "best", "diff", "show", "report", "reproduce"))
-    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs or their folders; outputs/")
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or folders of runs")
     add("--reverse", action="store_true", help="best: print the worst first")
     add("--filter", action="append", default=[], metavar="NAME=VALUE", help="also <, >, <=, >=, !=")
     add("--by", metavar="METRIC", help="best: the metric; default: the objective of the runs")
@@ -57,10 +57,10 @@ def _run(options: argparse.Namespace) -> bool:
     runs = table.filter_runs(runs, options.filter)
     num = len(runs.frame)
     if num != NUM_RUNS.get(what, num):
-        places = ["outputs/<name>/<run>"] * NUM_RUNS[what]
+        examples = ["outputs/<name>/<run>"] * NUM_RUNS[what]
         raise UserError(
-            f"{what} takes {'1 run' if len(places) == 1 else f'{len(places)} runs'}, but {num} "
-            f"{'run matches' if num == 1 else 'runs match'}. Type {what} {' '.join(places)}"
+            f"{what} needs {'1 run' if len(examples) == 1 else f'{len(examples)} runs'}, but {num} "
+            f"{'run matches' if num == 1 else 'runs match'}. Type {what} {' '.join(examples)}"
         )
     if what == "reproduce":
         from harness.reproduce import reproduce  # here, because it imports torch

@@ -21,7 +21,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVERS = (Path("/dev/kfd"), Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl"))  # AMD's, NVIDIA's
 GROUPS = Path("/sys/fs/cgroup")  # within a container, this is the container's control group
 MIG = "MIG is on: name its device in CUDA_VISIBLE_DEVICES, and leave out gpus=emptiest"
-PREFIX = "train_"  # starts the names of locks
+PREFIX = "train_"  # the beginning of a lock's name
 locks: dict[str, socket.socket] = {}  # the locks of this process, by the UUID of the GPU
 
 
@@ -89,7 +89,7 @@ def num_gpus() -> int:
     if is_apple_silicon():
         return 1
     present = gpus()
-    # An AMD GPU, or a container without NVML.
+    # NVML shows no AMD GPU, and a container may lack NVML.
     if not present and any(driver.exists() for driver in DRIVERS):
         import torch  # takes seconds
 
@@ -150,7 +150,7 @@ def choose_emptiest(num_wanted: int | None, min_free_gib: float = 0) -> list[Gpu
         UserError: if there are too few; the message has the state of each GPU.
     """
     torch = sys.modules.get("torch")
-    assert torch is None or not torch.cuda.is_initialized(), "CUDA has read its variable already"
+    assert torch is None or not torch.cuda.is_initialized(), "CUDA ignores a later choice"
     release()  # an earlier choice in this process
     chosen, table = list[Gpu](), ""
     # Python's sort is stable: GPUs with equal free memory keep their order.

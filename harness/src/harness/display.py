@@ -10,7 +10,7 @@ from typing import Any
 
 
 def join_first(items: Iterable[object], most: int = 5) -> str:
-    """Return the first items, joined by commas, and the number of the other ones."""
+    """Return the first items, joined by commas, and the number of further items."""
     texts = [*map(str, items)]
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
@@ -23,15 +23,15 @@ def format_override(value: Any) -> str:
 
 
 def quoted_override(key: str, value: str) -> str:
-    """Return the override, typed in a shell, that sets a key to a text or to a list of texts."""
+    """Return an override that sets a key to a text or a list of texts, as a user types it."""
     if value == "~" or value.startswith("~/"):  # the shell expands no ~ after the =
         return f'{key}="$HOME{value[1:]}"'
     is_list = value[:1] == "[" and value[-1:] == "]"
     texts = [text.strip() for text in value[1:-1].split(",")] if is_list else [value]
     quoted = ['"{}"'.format(text.replace('"', '\\"')) for text in texts]
     if is_list:
-        plain = [re.fullmatch(r"[\w./+-]+", text) for text in texts]
-        quoted = [a if is_plain else b for a, b, is_plain in zip(texts, quoted, plain, strict=True)]
+        safe = [re.fullmatch(r"[\w./+-]+", text) for text in texts]
+        quoted = [a if is_safe else b for a, b, is_safe in zip(texts, quoted, safe, strict=True)]
         return shlex.quote(f"{key}=[{','.join(quoted)}]")
     return shlex.quote(f"{key}={quoted[0]}")
 
@@ -43,6 +43,6 @@ def display_path(file: str | Path) -> str:
 
 
 def typed_command(module: str) -> str:
-    """Return the command that the user typed: that of a script, or of ``module``."""
+    """Return the command that the user typed: with a script, or with ``python -m module``."""
     is_script = not sys.argv[0].endswith("__main__.py")
     return f"python {sys.argv[0]}" if is_script else f"python -m {module}"

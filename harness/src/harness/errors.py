@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TrainingError(Exception):
-    """An error in a training that no check before the training could find.
+    """An error during a training that no earlier check could find.
 
     The process that finds it logs the message. The entry points exit with status 1.
     """

@@ -35,7 +35,8 @@ from harness.training.train import load_model
 from harness.training.user_errors import read_error
 
 TOLERANCE = 1e-4  # of rounding, relative to an output's largest number
-# The Trainer's methods that call the network, each with a step and a loader. The first is taken.
+# The Trainer's methods that call the network, each with a step and a loader. The first that the
+# module and its data support is used.
 STAGES = {
     "test": ("test_step", "test_dataloader", {"verbose": False}),
     "validate": ("validation_step", "val_dataloader", {"verbose": False}),
@@ -110,8 +111,8 @@ def export(
         data = make_data(run.config)
     module, inputs = first_call(load_model(run.config, checkpoint), data)
     network, first = Network(module, [*inputs]), next(iter(inputs.values()))
-    # A trace of a single sample makes the batch size a constant; the other sizes find a forward
-    # that does so itself.
+    # torch.export would make a batch size of 1 a constant, so it traces two samples or more. The
+    # other sizes show whether forward itself makes the batch size a constant.
     batches = [
         tuple(tensor[torch.arange(num) % len(tensor)] for tensor in inputs.values())
         for num in (max(2, len(first)), 1, 3)
@@ -175,7 +176,7 @@ def first_call(model: pl.LightningModule, data: Any) -> tuple[nn.Module, dict[st
         )
     if exported := getattr(module, "exported", None):
         names = [*inspect.signature(exported).parameters]
-        if not {*names} <= inputs.keys():  # then take the arguments in the order of the call
+        if not {*names} <= inputs.keys():  # match the arguments by their order in the call
             inputs = dict(zip(names, inputs.values(), strict=False))
         inputs = {name: inputs[name] for name in names if name in inputs}
     tensors = [key for key, value in inputs.items() if isinstance(value, Tensor) and value.ndim]

@@ -30,5 +30,5 @@ def is_within(name: str, parts: Iterable[str]) -> bool:
 
 
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one name or a list of names, as a YAML file may have, as a tuple."""
+    """Return a name, or a list of names, as a tuple of names. A YAML file may have either."""
     return (value,) if isinstance(value, str) else tuple(value)

@@ -17,7 +17,7 @@ RUNNING_STATS_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.In
 
 # Types of devices without tensors in double precision: Apple's GPU.
 WITHOUT_FLOAT64 = {"mps"}
-MOST_SUMMED = 2**22  # elements of a large tensor that are summed
+MOST_SUMMED = 2**22  # elements of a larger tensor that are summed
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -31,6 +31,6 @@ def package(kind: Any) -> str:
 
 
 def corner(tensor: Tensor) -> Tensor:
-    """Return the first elements of a large tensor, as a view: a sum makes a copy of 64 bits."""
+    """Return a corner of a large tensor, as a view, because a sum in float64 copies its input."""
     length = int(MOST_SUMMED ** (1 / max(1, tensor.ndim)))
     return tensor if tensor.numel() <= MOST_SUMMED else tensor[(slice(length),) * tensor.ndim]

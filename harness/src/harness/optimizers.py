@@ -13,7 +13,7 @@ from harness.errors import UserError
 from harness.init.settings import bare_name, check_parts
 from harness.keys import is_within
 
-RATES = ("max_lr", "base_lr")  # arguments of OneCycleLR and CyclicLR, which set rates themselves
+RATES = ("max_lr", "base_lr")  # arguments by which OneCycleLR and CyclicLR set rates
 
 
 def build_optimizers(
@@ -73,11 +73,11 @@ def complete_scheduler(
             filled_in[name] = [argument.default * factor for factor in factors]
         if name == "total_steps" and argument.default is None:
             filled_in[name] = module.trainer.estimated_stepping_batches
-            if not 0 < filled_in[name] < float("inf"):  # -1: a stream without a length
+            if not 0 < filled_in[name] < float("inf"):  # -1 for a stream without a length
                 no_batch = "data.drop_last=true may leave no batch. " if not filled_in[name] else ""
                 raise UserError(
-                    "model.scheduler needs the run's number of steps, which Lightning gives as "
-                    f"{filled_in[name]}.\n{no_batch}Set trainer.max_steps=<n>, or use "
+                    "model.scheduler needs the run's number of steps, but Lightning estimates "
+                    f"{filled_in[name]} steps.\n{no_batch}Set trainer.max_steps=<n>, or use "
                     "model/scheduler=constant."
                 )
     return partial(scheduler, **filled_in)

@@ -114,7 +114,7 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
     *before, last = read(run_dir).get("starts") or [{}]
     note(run_dir, starts=[*before, last | facts])
     if reason := last.get("no_diff"):
-        log.warning("record.json names no diff of the uncommitted changes: %s.", reason)
+        log.warning("This run cannot be reproduced: no diff of its code was saved (%s).", reason)
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def git(
 
 
 def changes(run_dir: Path) -> str | None:
-    """Return one line on how code and packages differ from those at a run's last training.
+    """Return a line with the differences of code and packages since a run was last trained.
 
     Returns:
         ``None`` if they are equal, or if the run has no training on record.
@@ -216,7 +216,7 @@ def changes(run_dir: Path) -> str | None:
     pairs = [
         (n, *(v.get(n, "none") for v in (before["packages"], installed))) for n in MAIN_PACKAGES
     ]
-    # Builds, as in "2.9+cpu", do not count.
+    # Compare versions without the build, which is "+cpu" in "2.9+cpu".
     changed = [f"{name} {a} -> {b}" for name, a, b in pairs if a.split("+")[0] != b.split("+")[0]]
     if before["commit"] != now["commit"]:
         changed.append(f"commit {before['commit']} -> {now['commit']}")

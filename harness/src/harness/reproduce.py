@@ -1,4 +1,4 @@
-"""Train a run again with its commit, diff and config, and compare: ``runs.py reproduce``.
+"""Train a run again with its commit, diff and config, and compare both: ``runs.py reproduce``.
 
 In: a finished run. Out: whether the new run is bit-identical, and a line with the differences.
 """
@@ -28,7 +28,7 @@ TIMINGS = re.compile(": (throughput|gpu)/")  # columns that differ in every run
 
 
 def reproduce(run: Path, output: Path | None) -> bool:
-    """Train a run again in a new folder. Return and print whether both are bit-identical.
+    """Train a run again in a new folder. Print and return whether both runs are bit-identical.
 
     Raises:
         UserError: the run lacks a file, its commit or its diff, or the new run fails.
@@ -105,7 +105,7 @@ def _train(
         run: the folder of the run to reproduce.
         start: its last start.
         project: the folder with its code.
-        working_dir: the folder from which relative paths of data begin.
+        working_dir: the working directory of the training, for relative paths of data.
         run_dir: the new run's folder.
     """
     frozen: Any = run_folder.load_config(run)

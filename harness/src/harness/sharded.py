@@ -10,7 +10,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return a full tensor, sharded like ``other`` if that has the same shape and is sharded.
+    """Return a full tensor, sharded like ``other`` if ``other`` is sharded and has the same shape.
 
     All ranks must call this with the same tensor.
     """

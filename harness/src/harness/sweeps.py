@@ -1,9 +1,9 @@
 """Run the jobs of a sweep in parallel, each in its own process and folder. Imports no torch.
 
-In: a queue of jobs, of a grid or suggested by Optuna, and slots. Out: the signal that stopped the
-sweep, or 0. Next: ``command.main`` in each process. If the driver (the process of the sweep) is
-killed, its jobs save and end with it. The next driver reads from the jobs' folders what is left to
-do, and resumes the sweep.
+In: a queue of jobs, from a grid or from Optuna, and slots for them. Out: the signal that stopped
+the sweep, or 0. Next: ``command.main`` in each process. If the driver (the process of the sweep) is
+killed, its jobs save and end with it. The next driver reads the jobs' folders, and runs the jobs
+that have not finished.
 """
 
 import math
@@ -167,7 +167,7 @@ class Study(Queue):
             self._tell(job.number, value if value is None or math.isfinite(value) else None)
 
     def _tell(self, number: int, value: float | None) -> None:
-        # After its last value, BruteForceSampler stops the study's loop; without one, that raises.
+        # At its end BruteForceSampler calls study.stop(), which raises outside of study.optimize().
         with suppress(RuntimeError):
             state = self.optuna.trial.TrialState.FAIL if value is None else None
             self.study.tell(number, value, state)

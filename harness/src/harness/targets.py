@@ -34,11 +34,11 @@ from harness.errors import UserError
 from harness.suggestions import suggest
 
 RULES = "rules.yaml"
-EXTRAS = {"timm": "timm", "tokenizers": "text"}  # extras that install these packages
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # package -> the extra that installs it
 VARIABLE = "YAML_ALLOWED"  # more names, separated by commas, for a process and its children
 # These packages need no look-up in the metadata of all packages, which takes 0.5 seconds.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
-KINDS = (  # base classes of allowed objects; Module is also the base of torchmetrics.Metric
+KINDS = (  # base classes of allowed classes; torchmetrics.Metric is a Module
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.utils.data.Dataset", "torch.utils.data.Sampler", "pytorch_lightning.Trainer"),
     *("pytorch_lightning.LightningDataModule", "pytorch_lightning.Callback"),
@@ -49,7 +49,7 @@ FUNCTIONS = ("torch.nn.functional", "torch.nn.init")  # modules whose functions 
 EXACT = ("timm.create_model", "datetime.timedelta")  # Timer and time-outs take a timedelta
 PIPES = "torch.utils.data.datapipes."  # these data sets unpickle and write files, and call code
 
-logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it would repeat our messages
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # Hydra would log our errors again
 _rules = Path("conf", RULES)
 _allowed_names: tuple[str, ...] = ()
 
@@ -125,7 +125,7 @@ def check(cfg: Any) -> None:
         if package in USUAL or name in EXACT or is_in_rules(name) or package in _required_modules():
             continue
         if package in sys.modules or find_spec(package) is not None:  # else the import reports it
-            is_standard = package in sys.stdlib_module_names  # has too much to allow all of it
+            is_standard = package in sys.stdlib_module_names  # do not suggest to allow all of it
             refused[f"{key}._target_: {name}".lstrip(".")] = name if is_standard else package
     if refused:
         raise UserError(_refusal(refused))
@@ -135,9 +135,9 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
     """Import the targets of a config; yield the key, the node and the object of each.
 
     Raises:
-        UserError: if a target does not exist (with a similar name), or is not allowed (with the
-            line that would allow it).
-        InstantiationException: if a module exists, but its import raises.
+        UserError: a target does not exist, and the message suggests a similar name. Or a target is
+            not allowed, and the message has the line that would allow it.
+        InstantiationException: a module exists, but its import raises.
     """
     check(cfg)
     for key, node in targets(cfg):
@@ -162,8 +162,8 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def instantiate(node: Any, **given: Any) -> Any:
-    """Return ``hydra.utils.instantiate(node, **given)``, if all targets in the node are allowed."""
-    for _ in import_targets(node):  # raises if one is not allowed
+    """Return ``hydra.utils.instantiate(node, **given)`` if all targets in the node are allowed."""
+    for _ in import_targets(node):  # raises if a target is not allowed
         pass
     return hydra.utils.instantiate(node, **given)
 

@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environment() -> Iterator[None]:
-    """After a test restore the environment, close log files, and end the process group."""
+    """After a test, restore the environment, close log files, and end the process group."""
     original = dict(os.environ)
     yield
     os.environ.clear()

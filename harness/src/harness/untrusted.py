@@ -22,7 +22,7 @@ MAX_VALUES = 5_000  # in a YAML file, with its aliases expanded
 MAX_JSON_VALUES = 400_000
 MAX_TEXT = 2**21  # bytes of all values in a YAML file, with its aliases expanded
 MAX_DEPTH = 100
-# A small YAML file is harmless if it has no anchor and no line that opens many levels.
+# A YAML file of fewer bytes is harmless if it has no anchor, and no line opens many levels.
 SMALL = MAX_VALUES * 2
 DEEP = re.compile(rb"&|^[ \t?-]{100}", re.MULTILINE)
 LONG_NUMBER = re.compile(rb"(?<![\w.])[-+]?\d[\d_:.a-fxA-FX]{400}")  # 60:60:... takes hours

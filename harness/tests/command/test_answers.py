@@ -217,7 +217,7 @@ def test_what_the_answers_say_to_type_trains(
     ).replace("    def __len__(self):\n        return 24\n", "")
     model = "defaults: [mlp, _self_]\nnet: {in_features: 6}\nnum_classes: 4\n"
     result = run(tmp_path, stream, model=model)
-    assert "which Lightning gives as -1.\nSet trainer.max_steps=<n>, or use" in result.stderr
+    assert "but Lightning estimates -1 steps.\nSet trainer.max_steps=<n>, or use" in result.stderr
     assert run(tmp_path, stream, "trainer.max_steps=2", model=model).returncode == 0
     assert run(tmp_path, stream, "model/scheduler=constant", model=model).returncode == 0
 

@@ -79,7 +79,7 @@ def test_an_average_of_the_same_names_is_taken_and_said(name: str, tmp_path: Pat
     wrapped = torch.optim.swa_utils.AveragedModel(average) if name == "model_ema" else average
     root = {"model": raw.state_dict(), name: wrapped.state_dict(), "epoch": 3}
     for ema, note in (
-        (True, [f"{name} is the average of model; --no-ema takes model"]),
+        (True, [f"{name} is the average of model; --no-ema chooses model"]),
         (False, []),
     ):
         torch.save(root, tmp_path / "in.ckpt")
@@ -127,7 +127,7 @@ def test_what_was_decided_by_names_is_said() -> None:
     _, (note,) = rename(["net.module.0.weight"], "auto", True, True)
     assert "--prefix 'net' keeps it as a child of the network" in note
     _, (note,) = rename(["net.a", "swa_net.a"], "auto", True, True)
-    assert note == "swa_net is the average of net; --no-ema takes net"
+    assert note == "swa_net is the average of net; --no-ema chooses net"
     for certain in (["a.b", "module"], ["module.a", "n_averaged"], ["module.a", "b"]):
         assert rename(certain, "auto", False, True)[1] == []
     with pytest.raises(CheckpointError, match=r"a\.weight and a\._orig_mod\.weight would both"):

@@ -81,7 +81,7 @@ class Attributes:
         packer = Packer(named=named_objects(trainer))
         found = tracked_values(trainer).items()
         packed = {name: packer.pack_attribute(value, name) for name, value in found}
-        refused = {place[:2] for place, _ in packer.objects}
+        refused = {path[:2] for path, _ in packer.objects}
         self.packed = {name: node for name, node in packed.items() if name not in refused}
 
     def keep(self, trainer: pl.Trainer, group: Any = None) -> dict[str, Any]:

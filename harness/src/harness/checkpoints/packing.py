@@ -48,10 +48,10 @@ class Packer:
         self.num_marked = 0  # values that ``torch.load(weights_only=True)`` would refuse
         self.num_left = math.inf  # bytes that may still be packed
 
-    def refuse(self, value: Any, place: tuple[Any, ...], reason: str = "") -> Any:
+    def refuse(self, value: Any, path: tuple[Any, ...], reason: str = "") -> Any:
         """List a value in ``objects``, and return ``None``, or the value if ``keeps_objects``."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        self.objects.append((place, reason or kind.removeprefix("builtins.")))
+        self.objects.append((path, reason or kind.removeprefix("builtins.")))
         return value if self.keeps_objects else None
 
     def pack_attribute(self, value: Any, name: tuple[str, str]) -> Any:
@@ -73,49 +73,49 @@ class Packer:
         if self.num_left < 0:
             raise TooLargeError
 
-    def pack(self, value: Any, place: tuple[Any, ...] = ()) -> Any:
-        """Pack a value; ``place`` lists the keys and indices that lead to the value."""
+    def pack(self, value: Any, path: tuple[Any, ...] = ()) -> Any:
+        """Pack a value; ``path`` lists the keys and indices that lead to the value."""
         if type(value) in SCALARS:
             return value
         if id(value) in self.nodes:
             node = self.nodes[id(value)][1]
-            return self.refuse(value, place, "it contains itself") if node is self else node
+            return self.refuse(value, path, "it contains itself") if node is self else node
         num_refused = len(self.objects)
         self.nodes[id(value)] = value, self  # ``self`` marks a value whose items are not packed yet
-        node = self._pack(value, place)
+        node = self._pack(value, path)
         self.nodes[id(value)] = value, node
         if len(self.objects) > num_refused and not self.keeps_objects:
             del self.nodes[id(value)]  # another object that holds it is then refused, too
         return node
 
-    def _pack(self, value: Any, place: tuple[Any, ...]) -> Any:
+    def _pack(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
         if kind in MAPPINGS:
             self.spend(256 * len(value))
-            return self._mapping(value, place)
+            return self._mapping(value, path)
         if kind in COLLECTIONS:
             self.spend(256 * len(value))
-            items = [self.pack(item, (*place, i)) for i, item in enumerate(value)]
+            items = [self.pack(item, (*path, i)) for i, item in enumerate(value)]
             if kind in (list, tuple):
                 return kind(items)
             if kind is deque:
                 return self.marked(kind, items, value.maxlen)
             return self.marked(kind, sorted(items, key=repr))  # the same order on all ranks
         if kind in (Tensor, torch.nn.Parameter):
-            return self.tensor(value, place)
+            return self.tensor(value, path)
         if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
             self.spend(value.nbytes)
             file = io.BytesIO()
             np.save(file, value, allow_pickle=False)  # with its type, shape and order
             data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
             return self.marked(np.ndarray, data, kind is np.ndarray)
-        return self.refuse(value, place)
+        return self.refuse(value, path)
 
-    def _mapping(self, value: Any, place: tuple[Any, ...]) -> Any:
+    def _mapping(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind, factory = type(value), getattr(value, "default_factory", None)
         if factory not in (None, *KINDS.values()):
-            return self.refuse(value, place, "a defaultdict with a function")
-        items = [(self.pack(k, (*place, k)), self.pack(v, (*place, k))) for k, v in value.items()]
+            return self.refuse(value, path, "a defaultdict with a function")
+        items = [(self.pack(k, (*path, k)), self.pack(v, (*path, k))) for k, v in value.items()]
         if kind is defaultdict or MARK in value or not all(map(is_plain_key, value)):
             return self.marked(kind, items, getattr(factory, "__name__", None))
         node = kind(dict(items))
@@ -123,16 +123,16 @@ class Packer:
             vars(node).update(vars(value))  # the `_metadata` of a state_dict
         return node
 
-    def tensor(self, value: Tensor, place: tuple[Any, ...]) -> Any:
+    def tensor(self, value: Tensor, path: tuple[Any, ...]) -> Any:
         """Pack a tensor. In an attribute, the packed form is a copy of its values on the CPU."""
         if self.named is None:  # torch saves a tensor with the attributes that the user has set
             has_plain_attributes = {*map(type, vars(value).values())} <= SCALARS
-            return value if has_plain_attributes else self.refuse(value, place)
+            return value if has_plain_attributes else self.refuse(value, path)
         if id(value) in self.named:
-            return self.refuse(value, place, f"it is {self.named[id(value)]}")
+            return self.refuse(value, path, f"it is {self.named[id(value)]}")
         if value.is_meta or (value.requires_grad and value.is_leaf):
             return self.refuse(
-                value, place, "a tensor without values, or a tensor that requires grad"
+                value, path, "a tensor without values, or a tensor that requires grad"
             )
         self.spend(value.nbytes)
         data = value.detach().to("cpu", copy=True)

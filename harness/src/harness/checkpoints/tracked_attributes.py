@@ -28,7 +28,7 @@ from harness.sharded import full_tensor, shard_like
 Name = tuple[str, str]  # the label of an object, and its attribute
 FLAG, GRADIENT, SAMPLER = "requires_grad", "gradient", "batch sampler"
 # The attribute with the state of ``fully_shard``. A digest would keep its tensors in memory.
-OF_FSDP = "__composable_api_state_key"
+FSDP_STATE = "__composable_api_state_key"
 
 
 def submodules_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -59,8 +59,8 @@ def tracked_objects(trainer: pl.Trainer) -> dict[str, Any]:
     shared = [getattr(loader, "batch_sampler", None) for loader in loaders]
     batches = [sampler.batches for sampler in shared if isinstance(sampler, SharedBatchSampler)]
     samplers = [sampler for sampled in batches for sampler in samplers_in(sampled)]
-    of_user = [s for s in samplers if package(type(s)) not in ("torch", "harness")]
-    return with_contained_objects(found) | {f"{SAMPLER} {i}": s for i, s in enumerate(of_user)}
+    own = [s for s in samplers if package(type(s)) not in ("torch", "harness")]  # the user's
+    return with_contained_objects(found) | {f"{SAMPLER} {i}": s for i, s in enumerate(own)}
 
 
 def with_contained_objects(found: dict[str, Any]) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def attributes_of(holder: Any) -> dict[str, Any]:
     kind: Any = type(holder)
     if issubclass(kind, dict):  # hyper-parameters
         return dict(holder)
-    of_user = [base for base in kind.__mro__[::-1] if package(base) not in (*FRAMEWORKS, "torch")]
-    of_class = [item for base in of_user for item in vars(base).items() if item[0][:2] != "__"]
-    found = {n: v for n, v in of_class if isinstance(v, (list, dict, set, deque))} | vars(holder)
+    bases = [base for base in kind.__mro__[::-1] if package(base) not in (*FRAMEWORKS, "torch")]
+    class_items = [item for base in bases for item in vars(base).items() if item[0][:2] != "__"]
+    found = {n: v for n, v in class_items if isinstance(v, (list, dict, set, deque))} | vars(holder)
     return {
         name: value
         for name, value in found.items()
@@ -127,7 +127,7 @@ def is_kept(holder: Any, name: str) -> bool:
     are dangerous: Lightning deletes the files that ``ModelCheckpoint.best_k_models`` names.
     """
     kind: Any = type(holder)
-    if name in framework_attributes(kind) or name.startswith((OF_FSDP, "__")):
+    if name in framework_attributes(kind) or name.startswith((FSDP_STATE, "__")):
         return False
     if isinstance(holder, Metric):
         return name not in holder.metric_state

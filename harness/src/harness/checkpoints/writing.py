@@ -116,7 +116,7 @@ class DurableCheckpointIO(CheckpointIO):
             elif key not in CLASSES:
                 content[key] = packer.pack(value, (key,))
         left_out = [] if self.is_trusted else packer.objects
-        objects = [f"{'.'.join(map(str, place))} ({reason})" for place, reason in left_out]
+        objects = [f"{'.'.join(map(str, keys))} ({reason})" for keys, reason in left_out]
         if objects:
             content[LEFT_OUT] = join_first(objects)
         for names, message in ((settings, SETTINGS_LEFT_OUT), (objects, OBJECTS_LEFT_OUT)):

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness import targets
 from harness.command import config_files
 from harness.command.check_devices import check_devices, check_gpus
-from harness.command.compose import OF_THE_RUN, Command, key_of, unused_setting
+from harness.command.compose import RUN_KEYS, Command, key_of, unused_setting
 from harness.command.hydra_errors import (
     CHECKPOINT,
     NO_PACKAGE,
@@ -82,20 +82,20 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
     schema = yaml.safe_load((own / file).read_text())
     groups = config_files.groups(conf) - {"experiment", "debug"}
     read = {*schema, *groups, *re.findall(r"\$\{([^.:}\[]+)", OmegaConf.to_yaml(cfg))}
-    read |= set() if command.task == "train" else {*OF_THE_RUN}
+    read |= set() if command.task == "train" else {*RUN_KEYS}
     dicts = {name for name, default in schema.items() if isinstance(default, dict)}
     for name in (groups | dicts) & {*map(str, cfg)}:
         may_be_null = name == "data" or name not in groups
         if not (OmegaConf.is_dict(cfg[name]) or (may_be_null and cfg[name] is None)):
-            place = _place(command, files, name)
-            if place.startswith(f"{name}="):  # an override of the command
+            origin = _origin(command, files, name)
+            if origin.startswith(f"{name}="):  # an override of the command
                 hint = f"\n{CHECKPOINT}" if name == "checkpoint" else ""
                 raise UserError(
-                    f"{place}{name} is a group of keys. Set one of its keys: "
+                    f"{origin}{name} is a group of keys. Set one of its keys: "
                     f"{name}.<key>=<value>.{hint}"
                 )
             raise UserError(
-                f"{place}{name} has the value {cfg[name]}, but needs keys below it. Write each "
+                f"{origin}{name} has the value {cfg[name]}, but needs keys below it. Write each "
                 "key on a line of its own, indented, with a space after its colon."
             )
     unread = [name for name in map(str, cfg) if name not in read]
@@ -108,7 +108,7 @@ def _check_keys(command: Command, files: dict[Path, str]) -> None:
         elif "." in key and key in list(cfg):
             first, rest = key.split(".", 1)
             hint = f" A YAML file nests keys: write {first}: {{{rest}: <value>}}"
-        raise UserError(f"{_place(command, files, key)}nothing reads {key}.{hint}")
+        raise UserError(f"{_origin(command, files, key)}nothing reads {key}.{hint}")
 
 
 def _check_entries(command: Command) -> None:
@@ -148,7 +148,7 @@ def _experiments(command: Command, folders: list[Any]) -> dict[Path, str]:
     return texts
 
 
-def _place(command: Command, files: dict[Path, str], key: str) -> str:
+def _origin(command: Command, files: dict[Path, str], key: str) -> str:
     """Return the override, or the line of an experiment, that sets a key."""
     for override in command.overrides:
         if key_of(override) == key:
@@ -163,12 +163,12 @@ def _place(command: Command, files: dict[Path, str], key: str) -> str:
 def _check_overrides(command: Command, values: dict[str, Any]) -> None:
     """Refuse values that the rules do not allow, and overrides that have a surprising effect."""
     for key, kinds in command.rules["takes"].items():
-        if key in values and not any(_is_of(values[key], kind) for kind in kinds):
-            *most, last = [_described(kind) for kind in kinds]
-            takes = f"{', '.join(most)} or {last}" if most else last
+        if key in values and not any(_matches_rule(values[key], kind) for kind in kinds):
+            *most, last = [_describe_rule(kind) for kind in kinds]
+            allowed = f"{', '.join(most)} or {last}" if most else last
             is_variable = any(o.startswith(f"{key}=${{oc.env:") for o in command.overrides)
             hint = "\nA variable is text: write ${oc.decode:${oc.env:NAME}}." if is_variable else ""
-            raise UserError(f"{key}={format_override(values[key])} must be {takes}.{hint}")
+            raise UserError(f"{key}={format_override(values[key])} must be {allowed}.{hint}")
     for override in command.overrides:
         name, _, value = override.lstrip("+~").partition("=")
         if name == "run_dir":
@@ -189,7 +189,7 @@ def _check_overrides(command: Command, values: dict[str, Any]) -> None:
             )
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _matches_rule(value: Any, kind: Any) -> bool:
     """Return whether a value matches a rule: a range, ``text``, ``list``, or an equal value."""
     if kind in KINDS:
         return isinstance(value, KINDS[kind])
@@ -200,7 +200,7 @@ def _is_of(value: Any, kind: Any) -> bool:
     return is_number and float(limits[1]) <= value <= float(limits[2] or math.inf)
 
 
-def _described(kind: Any) -> str:
+def _describe_rule(kind: Any) -> str:
     """Return a rule's allowed values as a text for a message."""
     if kind == "list":
         return "a list, such as [1,2]"
@@ -246,8 +246,8 @@ def _check_objective(command: Command, files: dict[Path, str]) -> None:
         if (name := keys.get("objective")) in (None, "null") or has_mode:
             continue
         if (mode := mode_of(str(name))) is None:
-            place = _place(command, files, "objective")
-            raise UserError(f"{place}add mode=min if a smaller value is better, else mode=max.")
+            origin = _origin(command, files, "objective")
+            raise UserError(f"{origin}add mode=min if a smaller value is better, else mode=max.")
         command.cfg.mode = mode
 
 

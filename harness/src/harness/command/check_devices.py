@@ -84,10 +84,10 @@ def _check_numbers(devices: Any, num_here: int) -> None:
 
 def check_gpus(cfg: DictConfig) -> None:
     """Refuse ``gpus=emptiest`` if it cannot choose, or if its choice would have no effect."""
-    least, num_here = cfg.gpus.min_free_gib, launcher().num_here
+    min_free, num_here = cfg.gpus.min_free_gib, launcher().num_here
     if cfg.gpus.order == "visible":
-        if least is not None:
-            raise UserError(f"gpus.min_free_gib={least} needs gpus=emptiest. Add gpus=emptiest.")
+        if min_free is not None:
+            raise UserError(f"gpus.min_free_gib={min_free} needs gpus=emptiest. Add gpus=emptiest.")
     elif OmegaConf.is_list(cfg.trainer.devices) or num_here > 1:
         raise UserError(
             "gpus=emptiest chooses the GPUs itself, in one process. Use trainer.devices=<number>, "

@@ -164,7 +164,7 @@ def resumed_config(command: Command, run_dir: Path) -> DictConfig:
         old_value = old[key] if key in old else OmegaConf.select(saved, key)
         if new_value == old_value or is_within(key, NOT_COMPARED):
             continue
-        if is_within(key, may_change) or (key in may_grow and is_more(new_value, old_value)):
+        if is_within(key, may_change) or (key in may_grow and is_higher(new_value, old_value)):
             _copy_value(composed, saved, key)
         else:
             refused.append(
@@ -213,7 +213,7 @@ def _copy_value(source: DictConfig, target: DictConfig, key: str) -> None:
         old.pop(leaf, None)
 
 
-def is_more(new: Any, old: Any) -> bool:
+def is_higher(new: Any, old: Any) -> bool:
     """Return whether a limit is higher than the old one; -1 means no limit, ``None`` a default."""
     return new is not None and old not in (None, -1) and (new == -1 or new > old)
 

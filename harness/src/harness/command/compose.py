@@ -28,7 +28,7 @@ NO_NAME = re.compile(r"(?<![^\[,])(null|\d+)(?![^\],])")  # a value that Hydra d
 TRACKERS = {"wandb", "mlflow"}  # choices of logger= that are added to the default logger
 # The groups of evaluate.py and predict.py. All other settings are those of the checkpoint's run.
 EVALUATION_GROUPS = ("trainer", "strategy", "gpus", "watch", "logger")
-OF_THE_RUN = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
+RUN_KEYS = ("data", "model", "callbacks", "seed", "name", "compile", "channels_last", "tf32")
 # The keys that a group sets, if they are not below its own name; "" means every key.
 SET_BY = {
     "strategy": ("strategy", "trainer.accelerator", "trainer.devices", "trainer.strategy"),
@@ -233,7 +233,7 @@ def store_training_config(overrides: Sequence[str] = ()) -> None:
         checkpoint = Path(values[-1].strip("'\"").replace("\\'", "'"))
         saved = run_folder.load_config(run_folder.config_of_checkpoint(checkpoint).parent)
         config: Any = OmegaConf.to_container(saved)  # ${run_dir} stays, for the new command
-        node = {key: config[key] for key in OF_THE_RUN if key in config}
+        node = {key: config[key] for key in RUN_KEYS if key in config}
         needed = {"precision", "inference_mode"} & config["trainer"].keys()
         node["trainer"] = {key: config["trainer"][key] for key in needed}
     ConfigStore.instance().store(name="run", node=node, package="_global_")

@@ -35,7 +35,7 @@ REQUIRED = (
     *("output_dir", "seed", "resume", "join_minutes", "checkpoint", "test", "objective"),
     *("mode", "model", "trainer", "callbacks", "logger", "gpus"),
 )
-OF_TRAINER = (
+TRAINER_KEYS = (
     *("accelerator", "devices", "strategy", "num_nodes", "sync_batchnorm", "fast_dev_run"),
     *("enable_progress_bar",),
 )
@@ -95,9 +95,9 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
             "name, such as callbacks: {timer: {_target_: ...}}"
         )
     if "HydraConfig was not set" in str(error):
-        place = f"{error.full_key}: " if isinstance(error, OmegaConfBaseException) else ""
+        where = f"{error.full_key}: " if isinstance(error, OmegaConfBaseException) else ""
         return (
-            f"{place}${{hydra:...}} has no value: Hydra does not start the "
+            f"{where}${{hydra:...}} has no value: Hydra does not start the "
             "runs.\nWrite ${run_dir} for the run's folder."
         )
     lines = [line for line in str(error).splitlines() if line.strip()]
@@ -116,7 +116,7 @@ def check_required_keys(task: str, cfg: DictConfig, conf: Path) -> None:
     """Raise a ``UserError`` if the YAML files lack keys that the library reads."""
     missing = [] if task != "train" else [key for key in REQUIRED if key not in list(cfg)]
     if OmegaConf.is_dict(trainer := cfg.get("trainer")):
-        missing = missing or [f"trainer.{key}" for key in OF_TRAINER if key not in list(trainer)]
+        missing = missing or [f"trainer.{key}" for key in TRAINER_KEYS if key not in list(trainer)]
     if not missing:
         return
     lacks = f"The config has no {', '.join(missing)}.\n"

@@ -187,8 +187,8 @@ def _find_sweep(parent: Path, arguments: Sequence[str]) -> Path | None:
 
 def _choose_slots(command: Command) -> tuple[list[Slot], str]:
     """Return the slots of a sweep, and the reason if they are fewer than requested, or ""."""
-    num, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
-    most = None if num == "auto" else num
+    num_parallel, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
+    most = None if num_parallel == "auto" else num_parallel
     sets = _sets_of_gpus(command.cfg.trainer)
     if sets:  # each set gets one job before any gets two
         is_chosen = command.cfg.gpus.order != "visible"  # each job chooses among all GPUs

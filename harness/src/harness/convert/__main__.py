@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("sources", nargs="+", metavar="SRC", help="checkpoints, run folders, folders of shards")
     add("-o", "--output", metavar="OUT", help="*.pt, *.pth, *.safetensors")
-    add("--prefix", default="auto", metavar="NAME", help='submodule to take; "" takes all')
-    add("--key", metavar="NAME", help="entry with the weights, a.b if nested; '' takes all")
+    add("--prefix", default="auto", metavar="NAME", help='submodule to convert, "" for all')
+    add("--key", metavar="NAME", help="entry with the weights, a.b if nested, '' for all")
     ema = argparse.BooleanOptionalAction
     add("--ema", action=ema, default=True, help="prefer averaged weights if the file has some")
     add("--list", action="store_true", help="list the tensors and write nothing")

@@ -55,9 +55,9 @@ def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -
         CheckpointError: no entry clearly holds weights; the message lists the entries.
     """
     entries = root if isinstance(root, dict) else {}
-    place, notes = _usual_place(root, ema, budget) if key is None else (key, [])
-    found, others = (None, []) if place is None else _find(root, place)
-    if place is None or not _holds_weights(found, budget):
+    entry, notes = _usual_entry(root, ema, budget) if key is None else (key, [])
+    found, others = (None, []) if entry is None else _find(root, entry)
+    if entry is None or not _holds_weights(found, budget):
         where = f"the entries {', '.join(ENTRIES)}" if key is None else f"--key {key!r}"
         listed = ", ".join(name for name, _ in islice(_items(root), _MAX_SHOWN))
         raise CheckpointError(
@@ -66,7 +66,7 @@ def select(root: Any, key: str | None, prefix: str, ema: bool, budget: Budget) -
         )
     state = _state(found, budget)
     new_names, name_notes = rename(state, prefix, "pytorch-lightning_version" in entries, ema)
-    chosen = Selection(place or "the whole file", notes + name_notes, left_out=others)
+    chosen = Selection(entry or "the whole file", notes + name_notes, left_out=others)
     for old, value in state.items():
         _put(chosen, old, value, new_names.get(old), budget)
     if not chosen.tensors:
@@ -97,13 +97,13 @@ def _put(chosen: Selection, old: str, value: Any, new: str | None, budget: Budge
         chosen.left_out.append(f"{old} (not a tensor)")
 
 
-def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list[str]]:
+def _usual_entry(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list[str]]:
     """Return the entry that clearly holds the weights, or ``None``, and notes on an average."""
     entries: dict[str, Any] = root if isinstance(root, dict) else {}
     if entries.keys() >= {"current_model_state", "state_dict"}:
         if not ema:  # Lightning's WeightAveraging wrote both
             return "current_model_state", []
-        return "state_dict", ["state_dict is the average; --no-ema takes current_model_state"]
+        return "state_dict", ["state_dict is the average; --no-ema chooses current_model_state"]
     raw = next((name for name in ENTRIES if _is_state(entries.get(name), budget)), None)
     if raw is None:
         return "" if _is_state(root, budget) else None, []
@@ -114,14 +114,14 @@ def _usual_place(root: Any, ema: bool, budget: Budget) -> tuple[str | None, list
             and _is_state(value, budget)
             and _bare_names(value, budget) == _bare_names(entries[raw], budget)
         ):
-            return name, [f"{name} is the average of {raw}; --no-ema takes {raw}"]
+            return name, [f"{name} is the average of {raw}; --no-ema chooses {raw}"]
     return raw, []
 
 
 def _find(root: Any, key: str) -> tuple[Any, list[str]]:
     """Follow a dotted key. Return the value there, and the names beside each name of the key.
 
-    A name may itself have dots: the longest name that fits is taken.
+    A name may itself have dots: the longest name that fits counts.
     """
     siblings: list[str] = []
     while key:
@@ -229,7 +229,7 @@ def _bare_names(value: Any, budget: Budget) -> set[str]:
 def rename(
     names: Iterable[str], prefix: str, is_lightning: bool, ema: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the new name of each weight to take, and notes on decisions by names alone.
+    """Return the new name of each chosen weight, and notes on decisions by names alone.
 
     Args:
         names: the weights' names in the file.
@@ -273,9 +273,9 @@ def _without_module(paths: dict[str, NameParts]) -> tuple[dict[str, NameParts], 
         for depth, part in enumerate(path):
             children[path[:depth]].add(part)
     wrapped = {
-        place: names
-        for place, names in children.items()
-        if names <= {"module", "n_averaged"} and (*place, "module") in children
+        parent: names
+        for parent, names in children.items()
+        if names <= {"module", "n_averaged"} and (*parent, "module") in children
     }
     stripped = {
         name: tuple(part for depth, part in enumerate(path) if path[:depth] not in wrapped)
@@ -295,5 +295,5 @@ def _network(paths: Iterable[NameParts], ema: bool) -> tuple[NameParts, list[str
         return (), []
     for name, inside in children.items() if ema else ():
         if _AVERAGE.search(name) and inside == children[network]:
-            return (name,), [f"{name} is the average of {network}; --no-ema takes {network}"]
+            return (name,), [f"{name} is the average of {network}; --no-ema chooses {network}"]
     return (network,), []

@@ -32,7 +32,7 @@ _MAX_EXPANSION = 16  # bytes of weights per byte of the file, beyond that
 class Weights(Selection):
     """The weights in an open checkpoint. Their bytes stay in the file until ``read``.
 
-    ``str(weights)`` reports in a few lines what was taken, renamed, left out and verified.
+    ``str(weights)`` reports in a few lines what was chosen, renamed, left out and verified.
     """
 
     checkpoint: Checkpoint

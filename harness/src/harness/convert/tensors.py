@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.errors import UserError
 
-if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and a plain conversion does not need it
+if TYPE_CHECKING:  # numpy takes 0.1 s and 15 MB, and most conversions do not need it
     import numpy.typing as npt
 
 BLOCK = 1 << 20  # bytes; larger blocks are not faster, smaller ones are slower

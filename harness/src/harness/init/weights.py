@@ -26,14 +26,14 @@ MAX_SUGGESTED = 4  # parts that a message suggests for init.leave_out
 class Match(NamedTuple):
     """Which tensors of a file fit a module. Names and keys are the module's."""
 
-    part: str  # the part of the module that takes the weights; "" is the whole module
-    taken: dict[str, str]  # name -> name in the file
+    part: str  # the part of the module that the weights fit; "" is the whole module
+    matched: dict[str, str]  # name -> name in the file
     misfits: dict[str, str]  # name -> the reason
     left_out: list[str]  # names that init.leave_out covers
 
     def __str__(self) -> str:
-        num = len(self.taken) + sum(why != ONLY_IN_FILE for why in self.misfits.values())
-        return f"{len(self.taken)} of the {num} tensors of {self.part or 'the module'}"
+        num = len(self.matched) + sum(why != ONLY_IN_FILE for why in self.misfits.values())
+        return f"{len(self.matched)} of the {num} tensors of {self.part or 'the module'}"
 
     def faults(self, most: int) -> str:
         """Return the first misfits, each with its reason."""
@@ -58,9 +58,9 @@ def start_from(module: pl.LightningModule, init: Init) -> tuple[dict[str, str], 
         with opened(path, key=init.key, prefix=init.prefix, ema=init.ema) as weights:
             match = match_tensors(weights.tensors, own, init)
             check(match, init)
-            values = weights.each(match.taken.values())
+            values = weights.each(match.matched.values())
             with torch.no_grad():
-                for name, value in zip(match.taken, values, strict=True):
+                for name, value in zip(match.matched, values, strict=True):
                     own[name].copy_(value)
     except CheckpointError as error:
         raise UserError(f"init.path={with_settings(str(error))}") from error
@@ -97,9 +97,9 @@ def match_tensors(
         elif why := mismatch(stored[in_file[name]], own[name]):
             match.misfits[name] = why
         else:
-            match.taken[name] = in_file[name]
+            match.matched[name] = in_file[name]
     # The file may have only one name of tied weights. Before torch 0.4.1 norms counted no batches.
-    has_value = {id(own[name]) for name in match.taken}
+    has_value = {id(own[name]) for name in match.matched}
     for name in missing:
         if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):
             match.misfits[name] = "is not in the file"
@@ -142,16 +142,16 @@ def check(match: Match, init: Init) -> None:
     Raises:
         UserError: they do not; the message lists misfits and what to type.
     """
-    if match.taken and not (init.strict and match.misfits):
+    if match.matched and not (init.strict and match.misfits):
         return
     advice = (
         "Rename parts with init.rename={old:new}, or choose a part of the file with "
         "init.prefix=<part>."
     )
-    fitting = prefixes(match.taken)  # parts that contain a tensor that fits
+    fitting = prefixes(match.matched)  # parts that contain a tensor that fits
     # The largest parts that contain no tensor that fits.
     parts = {next(p for p in prefixes([name]) if p not in fitting): 0 for name in match.misfits}
-    if match.taken and len(parts) <= MAX_SUGGESTED:
+    if match.matched and len(parts) <= MAX_SUGGESTED:
         left_out = ",".join([*init.leave_out, *parts])
         advice = f"Leave them out with init.leave_out=[{left_out}], or set init.strict=false."
     raise UserError(f"init.path={init.path}: {match} fit. {match.faults(5)}.\n{advice}")
@@ -168,7 +168,7 @@ def report(match: Match, weights: Weights) -> tuple[dict[str, str], list[str]]:
     }
     rows = {row: text for row, text in texts.items() if text}
     lines = [f"{row}: {text}" for row, text in rows.items()]
-    lines += [f"loaded {name} <- {weights.sources[old]}" for name, old in match.taken.items()]
+    lines += [f"loaded {name} <- {weights.sources[old]}" for name, old in match.matched.items()]
     lines += [f"not loaded: {name} {why}" for name, why in match.misfits.items()]
     return rows, lines + [f"left out {name}" for name in match.left_out]
 
