@@ -189,7 +189,7 @@ def _may_be_built(target: Any, module: str) -> bool:
         bases = tuple(getattr(loaded[home], name) for home, _, name in kinds if home in loaded)
         return is_in_rules(module) or (issubclass(target, bases) and not module.startswith(PIPES))
     if inspect.isroutine(target) and module in (*FUNCTIONS, "torch._C._nn", "torch", "None"):
-        # The ``__module__`` of a C function is another one, or None: compare the objects.
+        # A C function's ``__module__`` does not name its public module, so compare the objects.
         public = [vars(loaded[home]).values() for home in FUNCTIONS if home in loaded]
         if any(function is target for functions in public for function in functions):
             return True

@@ -70,7 +70,7 @@ class SafePoint(pl.Callback):
         self.norms_at_end: Any = None  # norms of the weights before on_train_end hooks
         self.saved_step, self.saved_time = 0, time.monotonic()
         self.is_writing = self.has_begun = False
-        self.are_weights_new = False  # on_train_end hooks have set the weights
+        self.are_weights_new = False  # on_train_end hooks have changed the weights
         self.saved_since_vote = False  # True: the last vote is outdated, because a save followed it
         self.validation_seconds = math.inf  # unknown before the first validation
         self.validates_long = 1  # whether a rank found that a validation takes long

@@ -190,7 +190,7 @@ def _choose_slots(command: Command) -> tuple[list[Slot], str]:
     num_parallel, per_gpu = command.sweep["num_parallel"], command.sweep.get("jobs_per_gpu", 1)
     most = None if num_parallel == "auto" else num_parallel
     sets = _sets_of_gpus(command.cfg.trainer)
-    if sets:  # each set gets one job before any gets two
+    if sets:  # each set of GPUs gets one job before any gets a second
         is_chosen = command.cfg.gpus.order != "visible"  # each job chooses among all GPUs
         slots = [Slot(gpus=None if is_chosen else gpus) for gpus in sets * per_gpu][:most]
     else:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")  # of checkpoints
 _WRITERS = {".pt": write_pt, ".pth": write_pt, ".safetensors": write_safetensors}
-_MIN_RESULT = 100_000_000  # bytes of weights that any file may hold
-_MAX_EXPANSION = 16  # bytes of weights per byte of the file, beyond that
+_MIN_RESULT = 100_000_000  # bytes of weights that every file may have
+_MAX_EXPANSION = 16  # further bytes of weights per byte of the file
 
 
 @dataclass(kw_only=True)

@@ -79,7 +79,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 # Calls that allocate memory if their argument is a number of bytes or elements.
 _ALLOCATES = re.compile(r"(__builtin__|builtins)\.bytearray|torch\.(\w+\.)*\w*(Tensor|Storage)")
-# Opcodes that torch.save never writes: as text, of protocols 0 and 1, and for named arguments.
+# Opcodes that torch.save never writes: text, protocols 0 and 1, and keyword arguments.
 _REFUSED = b"pgILFSVidoP\x92"
 
 

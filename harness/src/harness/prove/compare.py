@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
 DIFFERS, FAILS = "DIFFERS", "FAILS"  # without a warning that explains it; exit status 1
-# Attributes of attention, recurrent and residual layers.
+# Names of dropout probabilities in attention, recurrent and residual layers.
 PROBABILITIES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "drop_prob")
 # Tolerances for rounding: of weights, and of logged values, which may have 32 bits.
 DOUBLE, SINGLE, BITWISE = (1e-9, 2e-6), (2e-6, 2e-5), (0.0, 0.0)

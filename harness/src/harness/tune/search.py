@@ -44,7 +44,7 @@ def tune(command: Command) -> None:
         UserError: if a single sample does not fit, or the loader gives no batch.
     """
     single = OmegaConf.merge(command.cfg.trainer, {"strategy": "auto"})
-    # Devices that split a global batch. Counted without the strategy: dp has one process for all.
+    # Devices that split a global batch. With its strategy, dp would count as one process.
     num_devices = num_processes(single)
     is_on_cpu = command.cfg.trainer.accelerator == "cpu" or not torch.accelerator.is_available()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -154,7 +154,7 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
     for num in (0, *(2**i for i in range(8) if 2**i <= usable_cores())):
         speeds[num] = measure_loader(cfg, num)
         say(f"{num:>12} {speeds[num] * best.num_samples:>12,.0f}")
-        if speeds[num] >= needed / (1 if num else INPUT_BOUND):  # without workers a step waits
+        if speeds[num] >= needed / (1 if num else INPUT_BOUND):  # without workers, steps wait
             break
     chosen = next(num for num in speeds if GAIN * speeds[num] >= max(speeds.values()))
     if speeds[num] >= needed / (1 if num else INPUT_BOUND):
