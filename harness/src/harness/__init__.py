@@ -3,7 +3,8 @@
 Commands and notebooks:
 
 - ``main``: the entry point of ``train.py``, ``evaluate.py`` and ``predict.py``.
-- ``train``, ``evaluate``, ``predict``: the same from Python; each returns a ``Run``.
+- ``train``, ``evaluate``: the same from Python; each returns a ``Run``.
+- ``predict``: the same from Python; it returns the path of the predictions.
 - ``compose``: the config for overrides such as ``"model=mlp"``.
 - ``load_run``: a run's config, results, metrics and model, from its folder.
 
@@ -21,7 +22,7 @@ Modules and callbacks:
   from a YAML file.
 - ``num_ranks``, ``num_devices``: the number of ranks and devices of a run. Use them in ``setup``,
   ``*_dataloader`` and ``configure_optimizers``, where ``trainer.world_size`` is 1.
-- ``parameter_groups``: learning rates per submodule and by depth, for ``configure_optimizers``.
+- ``parameter_groups``: a learning rate per submodule, for ``configure_optimizers``.
 - ``Mean``: a weighted mean that is cheap enough for every training step.
 - ``mean_over``: marks a loss that averages over tokens, nodes or weights instead of samples;
   ``sum_over``: divides a sum by a count, such as that of objects, both over the global batch.

@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> bool:
             f"{'run matches' if num == 1 else 'runs match'}. Type {what} {' '.join(examples)}"
         )
     if what == "reproduce":
-        from harness.reproduce import reproduce  # here, because it imports torch
+        from harness.reproduce import reproduce  # imported here, because it imports torch
 
         return reproduce(Path(runs.frame["run"][0]), options.output)
     if what == "report":

@@ -94,7 +94,7 @@ def num_gpus() -> int:
         import torch  # takes seconds
 
         return torch.cuda.device_count()
-    if os.environ.get(VISIBLE, "").startswith("MIG-"):  # a process can use one MIG device
+    if os.environ.get(VISIBLE, "").startswith("MIG-"):  # a process can use only one MIG device
         return min(len(present), 1)
     return len(visible(present))
 

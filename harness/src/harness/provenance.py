@@ -96,7 +96,7 @@ def note_training(run_dir: Path, trainer: Any, *_: Any) -> None:
 
     Called when the training begins.
     """
-    import torch  # a command starts without it
+    import torch  # imported here, because a command starts without torch
 
     if not trainer.is_global_zero:
         return

@@ -193,7 +193,7 @@ def _may_be_built(target: Any, module: str) -> bool:
         public = [vars(loaded[home]).values() for home in FUNCTIONS if home in loaded]
         if any(function is target for functions in public for function in functions):
             return True
-    # No methods: `load_from_checkpoint` unpickles, `Strategy.remove_checkpoint` deletes.
+    # Refuse methods: `load_from_checkpoint` unpickles, and `Strategy.remove_checkpoint` deletes.
     is_method = "." in getattr(target, "__qualname__", ".")
     return not is_method and (is_in_rules(module) or module.startswith(f"{__package__}.features."))
 

@@ -45,7 +45,7 @@ def parse_yaml(data: bytes) -> Any:
 def check_yaml(data: bytes) -> None:
     """Raise a ValueError if a YAML text expands to more than a config can hold.
 
-    A text with a syntax error passes, because the parser's error has the line.
+    A text with a syntax error passes, because the parser's own error names the line.
     """
     if LONG_NUMBER.search(data):
         raise ValueError("it holds a number of more than 400 digits")

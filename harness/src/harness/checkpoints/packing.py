@@ -197,7 +197,11 @@ class Unpacker:
 
 
 def fill_in_place(live: Any, value: Any) -> Any:
-    """Copy a value into the object ``live``, and return it; if impossible, return the value."""
+    """Copy a value into the object ``live`` if both have the same type and shape.
+
+    Returns:
+        ``live``, or the value if it was not copied.
+    """
     if type(live) is not type(value):
         return value
     if isinstance(live, (Tensor, np.ndarray)):

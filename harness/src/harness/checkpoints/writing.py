@@ -45,8 +45,8 @@ class DurableCheckpointIO(CheckpointIO):
     disk is full, it logs an error, and the training continues with the earlier checkpoints.
 
     Args:
-        is_trusted: also save and load objects that are not plain. To load them executes code that
-            the file names.
+        is_trusted: also save and load objects that are not plain. Loading them executes code
+            that the file names.
     """
 
     def __init__(self, is_trusted: bool = False) -> None:

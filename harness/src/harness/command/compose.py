@@ -93,7 +93,7 @@ def _composed(task: str, overrides: Sequence[str], conf: Path) -> Command:
     with open_dict(cfg):
         del cfg["hydra"]
         sweep: Any = OmegaConf.to_container(cfg.pop("sweep", OmegaConf.create()), resolve=True)
-        if "data" not in cfg and "~data" not in overrides:  # an experiment: override /data: null
+        if "data" not in cfg and "~data" not in overrides:  # after override /data: null
             cfg.data = None
     if task == "train":
         with explaining_errors(task, overrides, conf), open_dict(cfg):

@@ -45,7 +45,7 @@ for _name, _resolver in (  # ${num_nodes:} and others in YAML files
     ("num_nodes", lambda: launcher().num_nodes),
     ("num_started_or", lambda n: n if launcher().name == "python" else launcher().num_here),
 ):
-    # Cached for each config, because NVML takes milliseconds.
+    # Cache the values for each config, because NVML takes milliseconds.
     OmegaConf.register_new_resolver(_name, _resolver, replace=True, use_cache=True)
 
 

@@ -149,7 +149,7 @@ def start_command(command: Command) -> Path:
 def run_in_folder(run_dir: Path, task: str, frozen: DictConfig) -> None:
     """Compute a run in its locked folder, record how it ends, and pass the folder to its ranks."""
     is_rank_0 = global_rank() == 0
-    if is_rank_0:  # before the imports, which take seconds
+    if is_rank_0:  # print before the imports, which take seconds
         print_text(f"{task}: {display_path(run_dir)}")
     recording = provenance.recording(run_dir) if is_rank_0 else nullcontext()
     with recording, parent_process.environment_of_ranks(run_dir):

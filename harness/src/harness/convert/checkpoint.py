@@ -162,7 +162,7 @@ class Checkpoint(ExitStack):
 
 
 def _check_directory(file: BinaryIO, size: int) -> None:
-    """Raise if a zip lists too many entries, of which Python would build half a kilobyte each."""
+    """Raise if a zip lists too many entries, because each takes half a kilobyte in Python."""
     end = os.pread(file.fileno(), _END + 76, max(0, size - _END - 76))
     num_bytes = int.from_bytes(end[-10:-6], "little")  # of the list
     if num_bytes == 0xFFFFFFFF:  # zip64: a longer record before this one holds the number

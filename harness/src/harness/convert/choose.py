@@ -7,7 +7,7 @@ what is left out. The weights are the entry that `--key` names. Without `--key` 
 - `module` (DataParallel, DDP) is a wrapper if its parent has no other child. `n_averaged`, the
   counter of AveragedModel, may stand beside it and is removed with it.
 - A LightningModule's network is its child `net` or `model`, or an average of it with equal names.
-- If `--prefix` names a submodule, it is the network. Inside of it, `module` is no wrapper.
+- The submodule that `--prefix` names is the network. Inside of it, `module` is no wrapper.
 """
 
 import re

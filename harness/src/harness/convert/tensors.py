@@ -47,10 +47,10 @@ def parsing() -> Iterator[None]:
 
 
 class Budget:
-    """The bytes of a file that are left to pay for the objects that are built from it.
+    """A limit on the objects that are built from a file: each costs bytes of the file.
 
-    A pickle of a few bytes can repeat earlier objects without end, so each object has a price in
-    bytes. An undamaged file has several times as many bytes for each object.
+    A pickle of a few bytes can repeat earlier objects without end. An undamaged file has several
+    times as many bytes for each object as the object costs.
     """
 
     OPCODE = 4
@@ -105,7 +105,7 @@ class ByteRange:
     offset: int
     num_bytes: int
     crc: int | None = None  # the checksum that the file states, if any
-    is_checked: bool = False  # whether the bytes have matched it
+    is_checked: bool = False  # whether the bytes have matched ``crc``
 
 
 def row_major(shape: Sizes) -> Sizes:
@@ -138,12 +138,12 @@ class StoredTensor:
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes per element."""
+        """Return the number of bytes per element."""
         return DTYPES[self.dtype].size
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all elements, without gaps between them."""
+        """Return the number of bytes of all elements, without the gaps between them."""
         return math.prod(self.shape) * self.itemsize
 
     @property

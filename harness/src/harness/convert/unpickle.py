@@ -134,7 +134,7 @@ class InertUnpickler(pickle._Unpickler):
         if dtype is None:  # quantized
             return Inert(storage)
         self.budget.spend(len(key))
-        if self._dtypes.setdefault(key, dtype) != dtype:  # torch.load would use one for both
+        if self._dtypes.setdefault(key, dtype) != dtype:  # torch.load would use one type
             raise CheckpointError(f"damaged: data/{key} is both {self._dtypes[key]} and {dtype}")
         return Storage(self.record_of(key, DTYPES[dtype].size * numel), dtype)
 

@@ -75,7 +75,7 @@ def check_file(path: str) -> None:
 
 def bare_name(name: str) -> str:
     """Return a tensor's name without wrappers, such as the ``_orig_mod`` of ``torch.compile``."""
-    from harness.convert.choose import WRAPPERS  # here, so that commands start faster
+    from harness.convert.choose import WRAPPERS  # imported here, so that commands start faster
 
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 

@@ -98,7 +98,7 @@ def match_tensors(
             match.misfits[name] = why
         else:
             match.matched[name] = in_file[name]
-    # The file may have only one name of tied weights. Before torch 0.4.1 norms counted no batches.
+    # The file may have only one name of tied weights, or be of torch 0.4, without counts.
     has_value = {id(own[name]) for name in match.matched}
     for name in missing:
         if id(own[name]) not in has_value and not name.endswith(".num_batches_tracked"):

@@ -147,7 +147,7 @@ def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, 
     settings = differing_settings(runs._replace(frame=frame))
     keys = ["objective"] * (len(modes) > 1)
     keys += [key for key in settings if key not in (*REPEATS, name)]
-    # Runs with equal seed and fold are copies, not repetitions: each is a row of its own.
+    # Runs with equal seed and fold are copies of one run, so each gets a row of its own.
     repeats = [key for key in REPEATS if key in frame.columns]
     frame = frame.with_columns(copy=pl.int_range(pl.len()).over(*keys, *repeats))
     grouped = frame.sort("value", descending=is_max).group_by(*keys, "copy", maintain_order=True)

@@ -90,7 +90,7 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
             cfg.data.batch_size = size
         try:
             if not rows and not too_large:
-                measure_steps(cfg, size)  # the first trial of a process is slower
+                measure_steps(cfg, size)  # warm up, because the first trial is slower
             steps = measure_steps(cfg, size)
         except Exception as error:
             if not re.search(OUT_OF_MEMORY, str(error)):

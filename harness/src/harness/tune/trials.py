@@ -142,7 +142,7 @@ def fit(
         callbacks: added to the library's callbacks that change a step.
         start: called with trainer, module and data, in place of ``Trainer.fit``.
     """
-    gc.collect()  # frees the trial before this one
+    gc.collect()  # frees the memory of the trial before this one
     torch.cuda.empty_cache()  # does nothing if CUDA was not used
     with (
         open(os.devnull, "w") as null,
