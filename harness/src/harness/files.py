@@ -140,8 +140,8 @@ def read_yaml(path: Path, max_bytes: int = MAX_YAML) -> str:
     if first_line + b"\n" != FROZEN.format(zlib.crc32(text)).encode():
         raise UserError(
             f"{path} was damaged or edited: its checksum is wrong.\nRestore it from a backup. To "
-            "change a setting, use an override in the command; if a setting\ncannot change in a "
-            "resumed run, start a new run: resume=null."
+            "change a setting, add an override to the command. With resume=null,\nthe command "
+            "starts a new run, in which all settings can change."
         )
     return data.decode()
 

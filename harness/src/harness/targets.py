@@ -76,7 +76,7 @@ def read_rules(conf: str | Path) -> dict[str, Any]:
     """Return the ``rules.yaml`` of a folder, or ``{}`` if there is none.
 
     Raises:
-        UserError: if it is no YAML, or no mapping.
+        UserError: the file is not valid YAML, or has no keys.
     """
     path = Path(conf, RULES)
     try:

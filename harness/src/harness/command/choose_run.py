@@ -86,7 +86,7 @@ def frozen(command: Command, run_dir: Path) -> DictConfig:
         config.resume = run_folder.load_current_config(run_dir).resume
         return config
     if command.task == "train":
-        command.cfg.resume = None  # resume=auto, but there was no run
+        command.cfg.resume = None  # resume=auto has found no run
     return run_folder.freeze(command.cfg, run_dir)
 
 

@@ -232,7 +232,7 @@ def store_training_config(overrides: Sequence[str] = ()) -> None:
     if values and values[-1].strip("'\""):
         checkpoint = Path(values[-1].strip("'\"").replace("\\'", "'"))
         saved = run_folder.load_config(run_folder.config_of_checkpoint(checkpoint).parent)
-        config: Any = OmegaConf.to_container(saved)  # ${run_dir} stays, for the new command
+        config: Any = OmegaConf.to_container(saved)  # keeps ${run_dir}, which the new command sets
         node = {key: config[key] for key in RUN_KEYS if key in config}
         needed = {"precision", "inference_mode"} & config["trainer"].keys()
         node["trainer"] = {key: config["trainer"][key] for key in needed}

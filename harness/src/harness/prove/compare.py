@@ -1,4 +1,4 @@
-"""Compare every way to run an experiment with one process.
+"""Run an experiment in many ways, and compare each run with a run in one process.
 
 In: ``ExperimentRuns``, which starts short runs. Out: a ``Comparison`` for each, with the largest
 differences of parameters, buffers and logged values; `__main__.py` prints it. Each run has the
@@ -131,7 +131,7 @@ class Comparison(NamedTuple):
 
 
 def prove(runs: ExperimentRuns, strategies: Sequence[str] = STRATEGIES) -> Iterator[Comparison]:
-    """Train an experiment for a few steps in many ways, and compare each with one process.
+    """Train an experiment for a few steps in many ways, and compare each run with one process.
 
     The last comparisons are of a run that was killed and resumed.
 

@@ -31,7 +31,7 @@ from harness.tune.trials import (
 
 GAIN = 1.05  # speedup below which a larger batch does not count as faster
 NUM_STEPS = 10  # steps that an epoch must have with a larger batch
-MAX_SECONDS = 60  # for all batch sizes, and again for the search for a learning rate
+MAX_SECONDS = 60  # limit for all batch sizes, and for the search for a rate
 NUM_RATES = 100
 BATCH_SIZE, NUM_WORKERS = "data.batch_size", "data.num_workers"
 RATES = ("lr", "learning_rate")

@@ -235,7 +235,7 @@ def find_rate(cfg: Any, num_steps: int) -> float | str:
     def search(trainer: pl.Trainer, model: Any, data: Any) -> None:
         nonlocal finder
         trainer.strategy.checkpoint_io = TorchCheckpointIO()  # the run's reads only its own files
-        vars(model)["on_train_epoch_end"] = lambda: None  # it may read values of a validation
+        vars(model)["on_train_epoch_end"] = lambda: None  # the hook may read values of a validation
         options: dict[str, Any] = {"min_lr": 1e-6, "num_training": num_steps, "update_attr": False}
         finder = Tuner(trainer).lr_find(model, datamodule=data, **options)
 
