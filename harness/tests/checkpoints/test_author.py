@@ -163,7 +163,7 @@ def test_hyper_parameters_that_torch_reads_as_they_are_are_kept(
     for found in (torch.load(path, weights_only=True), read(path)):
         assert found["hyper_parameters"] == kept
         assert type(found["hyper_parameters"]["kinds"]) is Counter
-    assert "leave out the hyper-parameters window, groups, which" in caplog.text
+    assert "leave out the hyper-parameters window, groups. A" in caplog.text
 
 
 def noted(tensor: Tensor) -> Tensor:

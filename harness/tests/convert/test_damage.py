@@ -142,7 +142,7 @@ def test_shards_become_the_whole_network_or_are_refused(tmp_path: Path) -> None:
     shards[1].write_bytes(content[:-1])
     assert "truncated" in refusal(tmp_path / "hf")
     shards[1].unlink()
-    assert "nor a folder of a run or of all shards" in refusal(tmp_path / "hf")
+    assert "nor a folder with all shards of a network" in refusal(tmp_path / "hf")
 
 
 def test_one_process_s_share_is_not_the_network(tmp_path: Path) -> None:

@@ -128,8 +128,7 @@ def read_to_resume(path: Path, map_location: Any, is_trusted: bool) -> dict[str,
         advice = f"If you trust the file, use checkpoint.trusted=true.\n{advice}"
     else:
         if LEFT_OUT in checkpoint:
-            lacks = f"it lacks {checkpoint[LEFT_OUT]}"
-            reason = f"{lacks}, because it was saved without checkpoint.trusted=true"
+            reason = f"it lacks {checkpoint[LEFT_OUT]}, which could not be saved as plain data"
         elif checkpoint.get("safe_point", {}).get("format") != FORMAT:
             reason = "another version of the library wrote it"
         else:
