@@ -102,8 +102,8 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "train.py").write_text("mine\n")
     for word, reason in {
-        "--package=my-study": "no name for import",
-        "--package=class": "no name for import",
+        "--package=my-study": "no valid name for import",
+        "--package=class": "no valid name for import",
         "--package=json": "is the name of a package",
         "--package=torch": "is the name of a package",
         "--package=harness": "is the name of a package",
