@@ -117,6 +117,7 @@ endif
 	$(MAKE) test-gpu  # without a GPU it prints that it runs no test
 
 -include harness/benchmarks/bench.mk  # make bench
+-include template/site/docs.mk  # make docs
 -include harness/tests/packages/packages.mk  # make packages
 
 # The new lock replaces the old one only after the tests have passed with it. It has versions for

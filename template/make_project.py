@@ -26,7 +26,11 @@ NAME = re.compile(  # the name of the package here: in dotted names, in paths, a
 
 def main() -> None:
     """Write the project that the arguments describe."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python template/make_project.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", type=Path, help="where the project goes")
     parser.add_argument("--name", required=True, help="for pip and the README's title: my-study")
     parser.add_argument("--package", required=True, help="for import: my_study")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from harness import targets
 from harness.command.from_python import load_run
+from harness.display import typed_command
 from harness.errors import UserError
 from harness.files import atomic_write
 from harness.training.build import as_user_errors, make_data
@@ -47,7 +48,11 @@ QUICK: Any = {"fast_dev_run": 1, "enable_progress_bar": False, "inference_mode":
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export a network, and return the exit status: 1 if it wrote no file."""
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(
+        typed_command("harness.export"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("source", help="a run's folder, or a checkpoint in it")
     parser.add_argument("-o", dest="outputs", action="append", metavar="OUT", default=[])
     parser.add_argument("--force", action="store_true", help="replace existing files")

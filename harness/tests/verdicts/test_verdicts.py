@@ -20,7 +20,7 @@ TELLING = [
     ("module", "collected in lists", "ddp(2)"),
     ("module", "counted by hand", "ddp(2)"),
     # Four batches: two of three processes repeat one at the end, and forget it.
-    ("module", "gathered as objects by the author", "ddp(3)"),
+    ("module", "gathered as objects by the user", "ddp(3)"),
     ("module", "mask as long as the batch", "dp(2)"),
     ("module", "queue written by forward (MoCo)", "dp(2)"),
     ("loader", "by tokens", "ddp(2)"),
