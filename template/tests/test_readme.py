@@ -24,9 +24,9 @@ SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
     *("tensorboard --logdir", "docker", "uv venv", "uv pip install"),
-    *("copier copy", "copier update"),
+    *("copier copy", "copier update", "git clone"),
 )
-SHELL = ("(cd ", "for ", "done", "rates=", "python -c")
+SHELL = ("(cd ", "for ", "done", "rates=", "run=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
 TASKS["scripts/slurm/train.sbatch"] = "train"  # passes its arguments on
 FILES = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
@@ -77,10 +77,13 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
             continue
         typed = " ".join(word for word in arguments if word != "-m")
         typed = re.sub(r"(outputs/\w+/<run>|\$run)(?=[/ ]|$)", f"{finished_run}", typed)
-        typed = re.sub(r"\bexperiment=mine\b", "experiment=synthetic", typed)
+        typed = re.sub(r"\bexperiment=(mine|shapes)\b", "experiment=synthetic", typed)
         typed = re.sub(r"\bdata=mine data\.root=clips\b", "data=synthetic", typed)
         typed = re.sub(r"\bdata=tars data\.folder=shards model=mine\b", "model=mine", typed)
         typed = re.sub(r"\bdata=none model=<your module>", "data=none model=mlp", typed)
+        typed = re.sub(
+            r"\bexperiment=images data\.root=shapes data\.size=32 model=mine\b", "model=mine", typed
+        )
         typed = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", typed)
         typed = re.sub(r"=<[a-z]+>", "=there", typed)
         typed = re.sub(r"\$\{rates\[.*?\]\}", "0.1", typed)
@@ -149,8 +152,8 @@ def test_every_part_of_a_page_that_a_link_names_is_there() -> None:
 
 # These look like paths, but a run or the reader makes them, or they name something else.
 NO_FILES = re.compile(
-    r"(train|val|test|gpu|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
-    r"|(config|overrides)\.yaml$|.*(mine|linear)"
+    r"(train|val|test|build|gpu|throughput|outputs|checkpoints|git|Linux|data/flowers|model/scheduler)(/|$)"
+    r"|(config|overrides)\.yaml$|.*(mine|linear|shapes\.yaml)"
 )
 
 
