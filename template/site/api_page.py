@@ -98,6 +98,8 @@ def section(full_name: str, module: str, name: str, with_methods: bool = True) -
     found = definition(module, name)
     parts = [f"### `{full_name}`\n", f"```python\n{signature(found)}\n```\n"]
     parts.append(rendered(ast.get_docstring(found.node) or ""))
+    if isinstance(found.node, ast.ClassDef) and found.node.bases:
+        parts.append(f"Base: {', '.join(f'`{source(base)}`' for base in found.node.bases)}.\n")
     if isinstance(found.node, ast.ClassDef) and with_methods:
         for method in found.node.body:
             if isinstance(method, ast.FunctionDef) and is_public(method):
@@ -135,15 +137,12 @@ def signature(found: Definition) -> str:
     node, name = found.node, found.node.name
     if isinstance(node, ast.ClassDef):
         inits = [one for one in node.body if getattr(one, "name", "") == "__init__"]
-        bases = [ast.unparse(base) for base in node.bases]
-        head = f"class {name}({', '.join(bases)})" if bases else f"class {name}"
-        if not inits:
-            fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-            is_dataclass = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
-            lines = [f"    {source(one)}" for one in fields] if is_dataclass else []
-            return "\n".join([f"{head}:", *lines]) if lines else head
-        assert isinstance(inits[0], ast.FunctionDef)
-        return f"{head}\n{arguments(name, inits[0])}"
+        if inits:
+            assert isinstance(inits[0], ast.FunctionDef)
+            return arguments(f"class {name}", inits[0])
+        is_dataclass = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and is_dataclass]
+        return f"class {name}({', '.join(map(source, fields))})" if fields else f"class {name}"
     return arguments(f"def {name}", node)
 
 

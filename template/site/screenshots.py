@@ -26,7 +26,10 @@ OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-SIZE = (1280, 800)
+SIZE = (1280, 780)
+RUNS = "outputs"
+# Four curves without smoothing; %28 is (, %7C is |, %29 is ), %2F is /.
+PAGE = "#scalars&_smoothingWeight=0&tagFilter=%28train%7Cval%29%2F%28loss%7Caccuracy%29"
 WAIT_SECONDS = 60
 
 
@@ -37,23 +40,24 @@ def main() -> int:
         print("No screenshot was taken: install Chromium, such as Debian's package chromium.")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        train = [sys.executable, "train.py", "experiment=synthetic", f"output_dir={folder}"]
+        output = f"output_dir={folder}/{RUNS}"
+        train = [sys.executable, "train.py", "experiment=synthetic", output]
         subprocess.run(train, cwd=ROOT, check=True, capture_output=True)
         with tensorboard(folder) as address:
-            page = f"{address}/#timeseries&tagFilter={'%28loss%7Caccuracy%29'}"
-            picture(browser, page, DOCS / "tensorboard.png")
+            picture(browser, f"{address}/{PAGE}", DOCS / "tensorboard.png")
     return 0
 
 
 @contextlib.contextmanager
 def tensorboard(folder: str) -> Iterator[str]:
-    """Serve a folder of runs in the block, and give the address."""
+    """Serve the runs in a folder in the block, and give the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = Path(sys.executable).with_name("tensorboard")
-    command = [program, "--logdir", folder, "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [program, "--logdir", RUNS, "--host", "127.0.0.1", "--port", str(port)]
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=folder, stdout=nowhere, stderr=nowhere)
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for_runs(address)

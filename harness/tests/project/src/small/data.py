@@ -50,7 +50,7 @@ class ArrayDataset(BatchedDataset):
         rows = self.rows[indices]
         inputs = torch.from_numpy(self.inputs.take(rows, axis=0).astype(np.float32, copy=False))
         if self.augment is not None:
-            # They depend on (seed, epoch, sample) alone, not on the strategy or the worker.
+            # The draws depend on (seed, epoch, sample) alone, not on the strategy or the worker.
             draws = uniform(self.seed, self.epoch_of(indices), indices, self.num_draws)
             inputs = self.augment(inputs, torch.from_numpy(draws))
         if self.targets is None:
