@@ -78,7 +78,7 @@ class Synthetic(DataModule):
         num_val: validation images.
         num_test: test images, on which predict.py predicts as well.
         num_classes: number of shapes; each is a class.
-        blur: how much the images of one class differ; the task is harder with more.
+        blur: how much the images of one class differ; more makes the task harder.
         noise: each pixel of a training image changes by up to this much.
         data_seed: seed of the images; independent of the run's seed, so that runs are comparable.
         **kwargs: see ``DataModule``.

@@ -101,12 +101,12 @@ class Classifier(pl.LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        # Only plain values, so that a checkpoint loads without this code.
+        # Only numbers and lists, so that a checkpoint loads without this code.
         self.save_hyperparameters("num_classes", "class_weights", "label_smoothing")
         self.net, self.label_smoothing = net, label_smoothing
         self.training_plan = optimizer, scheduler, scheduler_interval, scheduler_monitor
         self.groups = groups
-        # A buffer moves with the module; a plain tensor would stay on the CPU.
+        # A buffer moves with the module; a tensor attribute would stay on the CPU.
         weights = None if class_weights is None else torch.tensor(class_weights)
         self.register_buffer("class_weights", weights)
         self.train_loss, self.val_loss, self.test_loss = Mean(), Mean(), Mean()
@@ -164,15 +164,16 @@ class Classifier(pl.LightningModule):
         logits = self(inputs)
         loss.update(self.loss(logits, labels), self.weight(labels))
         metrics.update(logits, labels)
-        # Computed over all samples of all ranks.
+        # The run computes these values over all samples of all ranks.
         values = {f"{split}/loss": loss} | dict(metrics.items())
         self.log_dict(values, on_step=False, on_epoch=True, prog_bar=split == "val")
         return {"inputs": inputs, "labels": labels, "logits": logits}
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return columns of a table with one row per sample; without labels, no label column.
+        """Return the columns of a table with one row per sample.
 
-        Classes are written as names if the facts of the data set have ``class_names``.
+        There is a label column if the batch has labels. Classes are written as names if the facts
+        of the data set have ``class_names``.
         """
         inputs, *labels = batch if isinstance(batch, (tuple, list)) else (batch,)
         probabilities = self(inputs).softmax(dim=1)  # (B, num_classes)
