@@ -74,7 +74,7 @@ def _gpu(index: int) -> Gpu:
                 gpu.problem = MIG
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         gpu.total_bytes, gpu.free_bytes = int(memory.total), int(memory.free)
-    except nvml.NVMLError as error:  # lost, no permission, or no memory of its own
+    except nvml.NVMLError as error:  # a lost GPU, no permission, or shared memory
         gpu.problem = str(error)
     return gpu
 

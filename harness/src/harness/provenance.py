@@ -223,4 +223,4 @@ def changes(run_dir: Path) -> str | None:
     if before.get("diff") != now.get("diff"):
         changed.append(f"uncommitted changes (then {before.get('diff') or 'none'})")
     text = f"Since the run was trained, these have changed: {', '.join(changed)}."
-    return f"{text} This command uses the present code and packages." if changed else None
+    return f"{text} This command uses the current code and packages." if changed else None

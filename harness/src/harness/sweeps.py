@@ -207,7 +207,7 @@ def run_jobs(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
                 return received[0] if received else 0
             if received and not is_forwarded:
                 is_forwarded, name = True, signal.Signals(received[0]).name
-                text = f"{name}: {len(running)} jobs finish their step and save."
+                text = f"{name}: the running jobs finish their step and save."
                 print(f"{text} Press Ctrl-C again to exit at once.")
                 for process in running:
                     process.send_signal(received[0])

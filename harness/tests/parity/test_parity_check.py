@@ -258,7 +258,7 @@ def holding(make: Any, move: Any) -> Holding:
 
 
 class OwnGroup(Classifier):
-    """Calls a collective of a group of its own, and counts the calls."""
+    """Calls a collective with its own process group, and counts the calls."""
 
     def on_fit_start(self) -> None:
         self.group = dist.new_group(backend="gloo")
@@ -287,7 +287,7 @@ class FailsOnRankOne(Classifier):
 
 
 def test_a_rank_that_fails_or_meets_others_ends_no_run(tmp_path: Path) -> None:
-    kinds = {"a group of its own": OwnGroup, "for example": FailsOnRankOne}
+    kinds = {"its own process group": OwnGroup, "for example": FailsOnRankOne}
     for says, found in found_in(2, kinds, tmp_path).items():
         assert [*found] == ["unchecked"]
         assert says in found["unchecked"]

@@ -93,7 +93,7 @@ RATE = "model.optimizer.lr=tag(log,interval(1e-4,1e-2))"
         "-m seed=1,2 sweep.num_parallel=0": "sweep.num_parallel=0 must be",
         "-m seed=1,2 sweep.jobs_per_gpu=0": "sweep.jobs_per_gpu=0 must be",
         "-m seed=1,2 gpus=emptiest sweep.jobs_per_gpu=2": "sweep.jobs_per_gpu=2 lets jobs share",
-        "-m seed=1,2 resume=outputs/x": "name a sweep by its overrides. Use python",
+        "-m seed=1,2 resume=outputs/x": "-m finds a sweep by its overrides. Use python",
         "-m sweep=optuna seed=1": "sweep=optuna has nothing to choose",
         "-m sweep=optuna model.optimizer.lr=interval(1,0)": "model.optimizer.lr=interval(1,0): ",
         f"-m sweep=optuna {RATE} +sweep.sampler.no=1": "sweep.sampler=optuna",

@@ -37,7 +37,7 @@ DIFFERENT = (
 # And those by which it says that it may be another one.
 TELLING = (
     *DIFFERENT,
-    "The samples of a step are other samples than with one process",
+    "other samples than with one process",
     "The run did not check whether",
     "is written by each process from its own samples",
     "draws other batches than before",

@@ -119,7 +119,7 @@ class SafePoint(pl.Callback):
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Cut the logs at the checkpoint, and start the clock."""
+        """Cut the logs to their length at the checkpoint; start to time the next checkpoint."""
         self.signals.wait_for_step = self.has_begun = True
         self._cut_logs(trainer)
         self.saved_time = time.monotonic()
@@ -164,7 +164,7 @@ class SafePoint(pl.Callback):
         if self.loaded:
             resume.end_restart(trainer, self.limit_val_batches)
             if self.loaded["each_rank"] is not None:
-                # Restore again, because hooks that move the first batch have run since.
+                # Restore again: since then, hooks that transfer the first batch have run.
                 self.attributes.restore(trainer, self.loaded["attributes"])
                 logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
@@ -188,7 +188,7 @@ class SafePoint(pl.Callback):
             self._leave(trainer, signum)
 
     def on_validation_start(self, *_: Any) -> None:
-        """Start the clock of this validation, in which a signal may end the run."""
+        """Start to time this validation; end the run if a signal has waited for too long."""
         self.signals.is_validating = True
         self.signals.leave_if_late()
         self.validation_started = time.monotonic()

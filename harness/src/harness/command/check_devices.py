@@ -96,8 +96,8 @@ def check_gpus(cfg: DictConfig) -> None:
         )
     elif cfg.trainer.accelerator in ("cpu", "mps"):
         raise UserError(
-            f"gpus=emptiest needs GPUs, but strategy={cfg.trainer.accelerator} uses no GPU of "
-            "NVIDIA. Leave out one of the two."
+            f"gpus=emptiest needs GPUs, but strategy={cfg.trainer.accelerator} uses no "
+            "NVIDIA GPU. Leave out one of the two."
         )
     else:
         candidates()

@@ -199,7 +199,7 @@ def in_quotes(value: str) -> str:
 def overrides_of_resumed_run(overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the overrides that started the run to resume, without those that are replaced now.
 
-    The numbers of machines and of a launcher's processes are always those of the present command.
+    The number of machines and a launcher's number of processes always come from the new command.
     """
     named = [o.partition("=")[2].strip("'\"") for o in overrides if key_of(o) == "resume"]
     if not named or not run_folder.is_run(Path(named[-1])):

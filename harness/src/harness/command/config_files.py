@@ -157,5 +157,8 @@ def rules(conf: Path) -> dict[str, Any]:
         merged[name] = default | rule if isinstance(default, dict) else default + rule
     for key, values in merged["takes"].items():
         if not isinstance(values, list) or not values:
-            raise UserError(f"{path}: takes: {key}: {values} must be a list, such as [1..].")
+            raise UserError(
+                f"{path}: takes: {key}: {values} must be a list of the allowed values, such as "
+                "[1..] for any integer from 1."
+            )
     return merged

@@ -180,7 +180,10 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
 
 
 def suggest_key(key: str, cfg: DictConfig, conf: Path) -> str:
-    """Suggest a key of a config: a synonym, or else a similar key, first with the same parent."""
+    """Suggest a key or group: one with the same last part or a synonym of it, or a similar one.
+
+    Keys with the same parent come before other keys.
+    """
     all_groups = groups(conf)
     if inner := [name for name in all_groups if name.endswith(f"/{key}")]:
         return f" Did you mean {inner[0]}=<choice>?"

@@ -156,7 +156,7 @@ def run_in_folder(run_dir: Path, task: str, frozen: DictConfig) -> None:
         if is_rank_0 and not (run_dir / provenance.PENDING_CONFIG).exists():
             provenance.begin(run_dir)  # a resumed run calls this when its training starts
         run_task(task, frozen)
-    if is_rank_0:  # a dry run, which must not change the run, has left it
+    if is_rank_0:  # a dry run leaves this file, because it must not change the run
         (run_dir / provenance.PENDING_CONFIG).unlink(missing_ok=True)
 
 

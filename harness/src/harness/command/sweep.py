@@ -55,7 +55,7 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     if not arguments:
         raise UserError(f"-m has nothing to try. Add values: {typed_program} seed=1,2,3")
     if resume not in ([], ["auto"], ["null"]):
-        raise UserError(f"resume={resume[0]}: name a sweep by its overrides. Use {resume_with}")
+        raise UserError(f"resume={resume[0]}: -m finds a sweep by its overrides. Use {resume_with}")
     with explaining_errors("train", arguments, conf):
         overrides = OverridesParser.create().parse_overrides(arguments)
     command = compose_command("train", [*map(_first_value, overrides)], conf)

@@ -34,7 +34,7 @@ READS = (
 class FinalValues(_LoggerConnector):
     """Lightning's logger connector, which also calls the functions of ``before_reading``."""
 
-    before: dict[str, list[Read]]  # by moment, as in ``before_reading``
+    before: dict[str, list[Read]]  # functions by moment: see ``before_reading``
     fresh: dict[str, Tensor]  # values of the running evaluation
 
     def on_batch_end(self) -> None:

@@ -22,7 +22,8 @@ from torchmetrics import Metric, MetricCollection
 
 START = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": math.inf}
 Number = Tensor | float
-Pair = tuple[float, float]  # total (of a mean: sum of value * weight), weight; weight 0: no value
+# Total and weight. For a mean, the total is the sum of value * weight. Weight 0 means no value.
+Pair = tuple[float, float]
 
 
 class LoggedValue(Metric):

@@ -47,7 +47,7 @@ class Averaging(WeightAveraging):
     """Average a module's parameters and floating-point buffers; copy its other buffers.
 
     Args:
-        average: updates the averages in place. It gets the averages, the present tensors, and the
+        average: updates the averages in place. It gets the averages, the module's tensors, and the
             number of previous updates. All tensors of a call have the same dtype and device.
     """
 

@@ -4,14 +4,15 @@ Seen in Lightning 2.6, whose launchers have no public class:
 
 - On SIGTERM, Lightning's handler broadcasts to all ranks, and hangs if some ranks got no signal.
   Two processes under ddp hung in 7 of 9 trials.
-- Lightning's observer looks every five seconds, and kills rank 0 without naming the rank that has
-  ended. The observer does so even if all ranks end as agreed.
+- Lightning's observer polls the other ranks every five seconds. If one has ended with a status
+  other than 0, the observer kills all ranks of this machine. It does so even if all ranks end
+  together after a signal.
 
 The queue of a data worker sends batches in a thread. After an error in this thread, such as full
 shared memory, Python 3.11 prints the error and drops the batch. The training process would then
 wait for the batch forever.
 
-torch's interception of operations, such as a collective in an evaluation's step, is private.
+``NoCollectives`` sees each collective before it starts, by torch's private ``TorchDispatchMode``.
 """
 
 import subprocess

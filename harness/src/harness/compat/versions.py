@@ -29,7 +29,10 @@ warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
-    """Return pairs of an object of another package, and the object's private names in use."""
+    """Return objects of other packages, each with the private names that the library uses.
+
+    The names of an object are one string, separated by spaces.
+    """
     from multiprocessing.queues import Queue
 
     import pytorch_lightning as pl

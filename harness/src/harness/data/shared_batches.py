@@ -60,8 +60,8 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
     num_micro_batches: int = 1  # batches that a rank accumulates per optimizer step
     seed: int = 0  # seeds the batch sampler, with the epoch
     is_round_robin: bool = False  # evaluation: whole batches in turn, the same in every epoch
-    # If the last batches are fewer than the ranks, split them by samples: with fsdp, forward is a
-    # collective operation, so every rank needs equally many batches.
+    # If the number of batches is not a multiple of the number of ranks, split the last batches by
+    # samples. With fsdp, forward is a collective operation, so each rank needs equally many.
     splits_last: bool = False
     limit: int | None = None  # at most this many batches of an evaluation, over all ranks
     is_fixed: bool = False  # the same batches in every epoch, for trainer.overfit_batches
@@ -261,8 +261,9 @@ class SharedBatchSampler(LocalBatchCounts, Sampler[Batch]):
             )
         if self.rank == 0:
             log.warning(
-                "%s: the last batches are fewer than the %d processes, and are split by samples. "
-                "A metric of whole batches then gets smaller batches than with one process.",
+                "%s: the number of batches is not a multiple of %d, the number of processes, so "
+                "the last batches are split by samples. A metric of whole batches then gets other "
+                "batches than with one process.",
                 self.name,
                 num,
             )

@@ -217,8 +217,7 @@ def share_stream(
         step = f"{size} samples" if size else f"{num_ranks} of its batches"
         print(
             f"{name} is a stream: each of {num_ranks} processes reads its own part. A step uses "
-            f"{step} over all processes. The samples of a step are other samples than with one "
-            "process.",
+            f"{step} over all processes, but other samples than with one process.",
             flush=True,
         )
     elif num_workers > 1 and not is_splittable:

@@ -33,7 +33,7 @@ class Vote:
         self.group = None if is_alone else dist.new_group(backend="gloo")
         self.work: Any = None  # the running all-reduce
         self.votes = torch.empty(0)
-        self.num_steps = self.steps_left = 1  # between two votes, and until the next one
+        self.num_steps = self.steps_left = 1  # steps between votes; steps until the next vote
         self.vote_time = time.monotonic()
 
     def ask(self, *values: int) -> list[int] | None:

@@ -40,7 +40,7 @@ class EpochLines(pl.Callback):
         self.sums, self.epoch_values = state_dict["sums"], state_dict["found"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
+        """Start to time the first epoch."""
         self.start = time.monotonic()
 
     def on_values(

@@ -35,7 +35,7 @@ class Throughput(pl.Callback):
     the GPUs are measured.
 
     At the end of each step the host checks whether the GPU has finished the backward pass. If so,
-    the GPU's queue holds only the update, because Python is slower than the GPU in this step.
+    the GPU's queue holds at most the update: in this step Python was slower than the GPU.
     """
 
     is_measuring = False

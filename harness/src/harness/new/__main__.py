@@ -25,7 +25,7 @@ YAML_NAMES = {"null", "none", "true", "false", "yes", "no", "on", "off", "nan", 
 
 def main() -> None:
     """Write the files, and print the commands that run and test them."""
-    outlive_readers()  # of `| head`: all files are written
+    outlive_readers()  # write all files, also with `| head`
     parser = argparse.ArgumentParser(
         typed_command("harness.new"),
         description=__doc__,

@@ -120,7 +120,7 @@ class Ranks:
     def before_collective(self) -> None:
         """Raise if the user's code starts a collective that ``agree`` has not compared."""
         if not self.is_open:
-            raise NotCheckedError("it calls torch.distributed on a group of its own")
+            raise NotCheckedError("it calls a collective that the check cannot compare by rank")
 
     @contextmanager
     def as_one(self, trainer: pl.Trainer) -> Iterator[None]:
@@ -195,4 +195,4 @@ def refuse_own_group(args: Any, kwargs: Any) -> None:
     """Raise if a collective runs on a process group that is not the group of all ranks."""
     groups = [a for a in (*args, kwargs.get("group")) if isinstance(a, dist.ProcessGroup)]
     if any(group is not dist.group.WORLD for group in groups):
-        raise NotCheckedError("it calls torch.distributed on a group of its own")
+        raise NotCheckedError("it calls torch.distributed with its own process group")

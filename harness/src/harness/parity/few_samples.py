@@ -66,7 +66,7 @@ class FewSamples:
         if (must_be_even or self.are_even) and size >= num_parts:
             return [2 ** ((size // num_parts).bit_length() - 1)] * num_parts
         if must_be_even:
-            raise NotCheckedError(f"{size} samples are too few for {num_parts} ranks that gather")
+            raise NotCheckedError(f"{size} samples are too few for {num_parts} equal parts")
         if size <= num_parts or num_parts == 2:  # two parts with samples, the others are empty
             return [size - size // 3, size // 3, *[0] * (num_parts - 2)]
         size_of_others = size // (num_parts + 1)

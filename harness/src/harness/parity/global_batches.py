@@ -33,7 +33,7 @@ BatchSplitter = SharedBatchSampler | SharedStream  # splits a loader's batches o
 class GlobalBatches(pl.Callback):
     """Wrap the loaders when they are made, and weight the gradients of uneven local batches.
 
-    Strategies average ranks with equal weights, and Lightning averages accumulated batches alike.
+    Strategies average ranks with equal weights, and Lightning does so with accumulated batches.
     If the local batches differ in size, as in an epoch's last batch, the gradient of each is
     multiplied by ``SharedBatchSampler.weight``. Losses and logged values stay as they are.
 
@@ -65,7 +65,7 @@ class GlobalBatches(pl.Callback):
         """
         name, split = f"{type(source).__name__}.{method}", method.removesuffix("_dataloader")
         every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]  # set untyped
-        epoch = trainer.current_epoch // every * every if every else 0  # when they are made
+        epoch = trainer.current_epoch // every * every if every else 0  # epoch of the last reload
         with preserved_generators():  # a random split made here is the same on all ranks
             seed_generators(mix_seed(self.seed, epoch))
             made = request()
@@ -127,8 +127,9 @@ class GlobalBatches(pl.Callback):
         if other_weights:
             raise UserError(
                 f"Several loaders give batch {batch_idx} of an epoch, but {trainer.world_size} "
-                "processes cannot split all of these batches evenly, and the sum of the losses "
-                "has only one weight.\nUse batch sizes that are multiples of "
+                "processes cannot split all of these batches evenly. The loss of each loader would "
+                "need its own weight, but the run can weight only the whole loss.\nUse batch sizes "
+                "that are multiples of "
                 f"{trainer.world_size}, with drop_last=True, or train with one process."
             )
         if batch_idx == 0 and trainer.world_size > 1:

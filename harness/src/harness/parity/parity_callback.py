@@ -109,7 +109,7 @@ class ParityChecks(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Check that all ranks evaluate the same samples alike."""
+        """Check that all ranks log the same values for the first samples of each loader."""
         is_first = batch_idx == dataloader_idx == 0 and not trainer.sanity_checking
         if self.check is None or not is_first or self.check.ranks.size == 1:
             return

@@ -148,7 +148,9 @@ class ParityCheck:
         strategy: Any = self.trainer.strategy
         notes_use = getattr(strategy.model, "find_unused_parameters", False)
         if notes_use and not hasattr(strategy, "rewrap"):
-            raise NotCheckedError("find_unused_parameters with a strategy of another class")
+            raise NotCheckedError(
+                "find_unused_parameters=True is checked only with Lightning's own DDPStrategy"
+            )
         if has_communication_hook(self.trainer):
             raise NotCheckedError("a communication hook averages its gradients")
         with Passes(self.trainer, self.ranks) as passes:
@@ -169,7 +171,10 @@ class ParityCheck:
                 second = passes.train(batches, batch_idx, weights, as_one=False)
             by_rank = self.ranks.agree(END, RankResult(first, second))
             if 0 in sizes and any(result.part.has_gathered for result in by_rank):
-                raise NotCheckedError(f"{sum(sizes)} samples are too few for ranks that gather")
+                raise NotCheckedError(
+                    f"{sum(sizes)} samples are too few for a step that calls a collective on "
+                    f"{len(sizes)} ranks"
+                )
             verdict = Verdict(self.trainer, sizes, by_rank)
             if verdict.is_too_small or (verdict.has_nan_logged and not self.must_be_even):
                 raise TooSmallError

@@ -183,7 +183,10 @@ class SelfLog:
         self.warned.add(name)
 
     def end_batch(self) -> None:
-        """Combine the values of a training step after its last batch, if they are read now."""
+        """Combine a training step's values after its last batch, if they are read at this step.
+
+        A logger or a scheduler reads them. At the end of an epoch they are combined in any case.
+        """
         trainer: Any = self.trainer
         is_training = self.step is not None
         self.batch = self.num_samples = self.step = None

@@ -96,7 +96,7 @@ class Snapshot:
         if isinstance(value, Tensor):
             if value.layout is torch.strided and not value.is_meta:
                 self.storages.add(value.untyped_storage().data_ptr())
-                # A step may assign another tensor to ``.data``; this alias keeps the present one.
+                # A step may assign another tensor to ``.data``; this alias keeps the current one.
                 gradient = value.grad if value.is_leaf else None
                 self.tensors.append((value, value.data, gradient, value.requires_grad))
                 yield from (gradient, vars(value))
@@ -183,7 +183,7 @@ class Snapshot:
             self.written[address] = content, to_host(content)
 
     def numbers(self) -> dict[tuple[int, str], Tensor]:
-        """Return the present numbers and small tensors of the containers, by index and name."""
+        """Return the current numbers and small tensors of the containers, by index and name."""
         found = {}
         for i, (live, _) in enumerate(self.contents):
             if len(live) > MOST_COMPARED:

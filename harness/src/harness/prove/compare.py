@@ -30,7 +30,7 @@ from harness.prove.short_runs import ALONE, EndedRun, ExperimentRuns
 log = logging.getLogger(__name__)
 STRATEGIES = ("dp(2)", "ddp(2)", "ddp(3)", "ddp2(2x2)")
 REFERENCE, EQUAL, WARNED, REFUSED = "reference", "equal", "warned", "refused"
-DIFFERS, FAILS = "DIFFERS", "FAILS"  # and no warning explains it: exit status 1
+DIFFERS, FAILS = "DIFFERS", "FAILS"  # verdicts without an explanation: exit status 1
 # Names of dropout probabilities in attention, recurrent and residual layers.
 PROBABILITIES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "drop_prob")
 # Tolerances for rounding: of weights, and of logged values, which may have 32 bits.

@@ -97,7 +97,7 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
 
 
 def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
-    """Attach to the Trainer, its strategy and its launcher, before the Trainer runs."""
+    """Attach the library to the Trainer, its strategy and its launcher, before the Trainer runs."""
     # Strategy: this DDP wraps the module again when parameters are frozen or unfrozen.
     if type(trainer.strategy) is DDPStrategy:
         trainer.strategy.__class__ = ddp.DDPStrategy
@@ -113,10 +113,10 @@ def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
 
 
 class Attachments(pl.Callback):
-    """Attach to the module, the strategy and the loops, and detach when the stage ends."""
+    """Attach the library to the module, the strategy and the loops, until the stage ends."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach before weights are loaded and before the first loader is requested."""
+        """Attach the library before weights are loaded and before a loader is requested."""
         # Loops: each loader that Lightning requests is wrapped, so that a rank reads its local
         # batch of the global batch.
         if batches := find_callback(trainer, GlobalBatches):

@@ -58,7 +58,7 @@ class OptimizerStates(pl.Callback):
 
 
 def describe_misfit(checkpoint: Path, reason: str) -> str:
-    """Return a message for a checkpoint that the present code cannot resume from."""
+    """Return a message for a checkpoint that the current code cannot resume from."""
     return (
         f"{display_path(checkpoint)} does not fit what the code builds today: {reason}\nGo back "
         "to the code that wrote the checkpoint, or use resume=null to start another run. "

@@ -154,7 +154,8 @@ def tune_workers(cfg: Any, best: Steps, paste: list[str]) -> None:
     for num in (0, *(2**i for i in range(8) if 2**i <= usable_cores())):
         speeds[num] = measure_loader(cfg, num)
         say(f"{num:>12} {speeds[num] * best.num_samples:>12,.0f}")
-        if speeds[num] >= needed / (1 if num else INPUT_BOUND):  # without workers, steps wait
+        # Without workers a step waits for its batch, so reading may take only a tenth of the step.
+        if speeds[num] >= needed / (1 if num else INPUT_BOUND):
             break
     chosen = next(num for num in speeds if GAIN * speeds[num] >= max(speeds.values()))
     if speeds[num] >= needed / (1 if num else INPUT_BOUND):
