@@ -1,11 +1,13 @@
 # make bench   set up if needed, and run short benchmarks; README.md there has all figures
-.PHONY: bench
+# make bench ONLY="mlp ddp"             run some of them
+# make bench-compare BASE=v0.4.0       compare this checkout with a commit, in turns
+.PHONY: bench bench-compare
+BENCH = cd harness/benchmarks && $(abspath $(BIN))/python bench.py $(if $(ONLY),--only $(ONLY))
 bench: $(INSTALLED)
-	cd harness/benchmarks && export PYTHONUNBUFFERED=1 && for short in "startup.py --repeats 2" "checkpoint.py --repeats 3" \
-	    "convert.py --repeats 2 --gigabytes 0.2" "overhead.py --repeats 3 --num-train 12800" \
-	    "overhead.py --repeats 2 --num-train 3840 --network cnn" \
-	    "ddp.py --repeats 1 --num-train 12800" "ddp.py --check" strangers_files.py; do \
-	    echo; echo "python harness/benchmarks/$$short"; $(abspath $(BIN))/python $$short || exit 1; done
+	$(BENCH) --json $(abspath build)/bench.json
+
+bench-compare: $(INSTALLED)
+	$(BENCH) --base $(BASE)
 
 # At most four minutes on one GPU; uses an existing environment without updating it.
 .PHONY: bench-gpu

@@ -1,6 +1,7 @@
 """Functions of all benchmarks: contenders take turns, so that a busy machine slows all equally."""
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from harness.devices import usable_cores
 
+FIGURES = "BENCH_FIGURES"  # the file to which every table adds a line of JSON, if it is set
 # Modules beside this one that configs name.
 os.environ.setdefault("YAML_ALLOWED", "gpu,images,startup")
 
@@ -49,6 +51,9 @@ def spread(values: list[float], decimals: int = 2) -> str:
 
 def show(title: str, unit: str, figures: Mapping[str, list[float]], decimals: int = 2) -> None:
     """Print a row per contender, with ratios to the first one within each turn."""
+    if FIGURES in os.environ:
+        with open(os.environ[FIGURES], "a") as file:
+            file.write(json.dumps({"title": title, "unit": unit, "figures": figures}) + "\n")
     baseline, *_ = figures.values()
     versions = f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
     print(f"{usable_cores()} cores of {platform.machine()}, {versions}\n")
