@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from template.site.yaml_keys import ROOT
@@ -30,9 +31,10 @@ WIDTH = 100
 def write() -> str:
     """Return the page."""
     scripts = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/*.py"))
-    parts = [HEAD]
-    for program in (*MAIN, *scripts):
-        parts.append(section(program))
+    programs = (*MAIN, *scripts, *OF_TEMPLATE)
+    with ThreadPoolExecutor(2) as pool:  # each waits for a process
+        texts = dict(zip(programs, pool.map(printed, programs), strict=True))
+    parts = [HEAD, *(section(program, texts[program]) for program in (*MAIN, *scripts))]
     parts.append("## `scripts/slurm/train.sbatch`\n")
     parts.append(f"```\n{first_comment(ROOT / 'scripts' / 'slurm' / 'train.sbatch')}\n```\n")
     parts.append("## `make`\n")
@@ -43,13 +45,12 @@ def write() -> str:
     parts.append(
         "## Make a project\n\n`copier copy` asks for the answers, and runs this program.\n"
     )
-    parts += [f"```\n{printed(program)}\n```\n" for program in OF_TEMPLATE]
+    parts += [f"```\n{texts[program]}\n```\n" for program in OF_TEMPLATE]
     return "\n".join(parts)
 
 
-def section(program: str) -> str:
+def section(program: str, text: str) -> str:
     """Return the heading of a program, its docstring if its help lacks it, and its help."""
-    text = printed(program)
     docstring = ast.get_docstring(ast.parse((ROOT / program).read_text())) or ""
     first = docstring.partition("\n")[0]
     about = re.sub(r": `python -m [\w.]+` by another name\.", ".", first)

@@ -5,9 +5,19 @@ In: the config files, as ``yaml_keys`` reads them. Out: Markdown.
 
 from collections.abc import Iterator
 
-from template.site.key_types import type_of
+from template.site.key_types import RULES, type_of
 from template.site.markdown import cell, code, table
-from template.site.yaml_keys import ConfigFile, Key, chain, find, meaning, read_all, same_path
+from template.site.yaml_keys import (
+    ROOT,
+    ConfigFile,
+    Key,
+    chain,
+    find,
+    meaning,
+    read,
+    read_all,
+    same_path,
+)
 
 HEAD = """# Config keys
 
@@ -38,6 +48,9 @@ GROUPS = {
     "experiment": "A choice of the groups above with its settings.",
     "debug": "Settings to find a mistake. They are applied last.",
 }
+RULES_TEXT = """These rules check a command before it starts. Your rules are added to the rules of
+the library, which are in `harness/src/harness/command/default_rules.yaml`.
+"""
 COMMANDS = {"train": "train.py", "evaluate": "evaluate.py", "predict": "predict.py"}
 
 
@@ -56,7 +69,18 @@ def write() -> str:
             is_shared = file.choice.startswith("_")
             name = f"`{group}/{file.choice}.yaml`" if is_shared else f"`{group}={file.choice}`"
             parts += section(files, file, f"### {name}", group)
+    parts.append(rules())
     return "\n".join(parts)
+
+
+def rules() -> str:
+    """Return the section of the keys of ``conf/rules.yaml``, which hold lists."""
+    files = [read(path, "") for path in (ROOT / "conf" / "rules.yaml", RULES)]
+    keys = {key.path: key.comment for file in files for key in file.keys if "." not in key.path}
+    if missing := [key for key, comment in keys.items() if not comment]:
+        raise SystemExit(f"{RULES}: {missing[0]} has no meaning. Write a comment behind it.")
+    rows = [[code(key), cell(comment)] for key, comment in keys.items()]
+    return f"## `conf/rules.yaml`\n\n{RULES_TEXT}\n{table(['key', 'meaning'], rows)}"
 
 
 def section(files: list[ConfigFile], file: ConfigFile, heading: str, group: str) -> Iterator[str]:
