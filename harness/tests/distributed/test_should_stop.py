@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from harness.checkpoints.safe_point import SafePoint
 from harness.checkpoints.writing import DurableCheckpointIO
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.training.train import close_process_group
 from tests.strategy_runs import in_processes
 from tests.workers.trainer import small_trainer

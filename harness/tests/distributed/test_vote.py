@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from harness.distributed import vote
+from harness.distributed.gather import host_group
 from harness.distributed.vote import Vote
 
 
@@ -80,8 +81,8 @@ def test_what_processes_gather_goes_from_host_to_host(monkeypatch: pytest.Monkey
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=Group()))
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert (vote.host_group(), made) == (None, [])
+    assert (host_group(), made) == (None, [])
     monkeypatch.setattr(dist.group, "WORLD", Group())
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    assert [vote.host_group(), vote.host_group()] == ["gloo", "gloo"]
+    assert [host_group(), host_group()] == ["gloo", "gloo"]
     assert made == ["gloo"]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import UserError
 from harness.parity import gathering, self_log
-from harness.parity.evaluation import ExactEvaluation
+from harness.parity.combine_values import RankCombiner
 from harness.training.attachments import Attachments
 from harness.training.train import close_process_group
 from tests.strategy_runs import in_processes
@@ -158,9 +158,7 @@ def test_a_value_of_the_first_process_alone_is_told() -> None:
 
 def test_a_copy_of_the_module_has_the_log_of_lightning() -> None:
     module = Module()
-    trainer = pl.Trainer(
-        accelerator="cpu", logger=False, callbacks=[Attachments(), ExactEvaluation()]
-    )
+    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[Attachments(), RankCombiner()])
     Attachments().setup(trainer, module, "fit")
     for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert made.log.args[0] is made

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
-from harness.parity.evaluation import ExactEvaluation
+from harness.parity.combine_values import RankCombiner
 from harness.strategies.fsdp import FSDPStrategy
 from harness.training.attachments import Attachments
 from tests.strategies.parity import UPSTREAM_WARNINGS, Batches, Module, trainer
@@ -46,7 +46,7 @@ class Norms(Module):
 
 
 def test_a_split_value_is_logged_whole() -> None:
-    fitted = trainer(FSDPStrategy(), [Attachments(), ExactEvaluation()], devices=1)
+    fitted = trainer(FSDPStrategy(), [Attachments(), RankCombiner()], devices=1)
     fitted.fit(Norms(), Batches(24))
     assert type(fitted.callback_metrics["norm"]) is torch.Tensor
     assert fitted.callback_metrics["norm"] > 0

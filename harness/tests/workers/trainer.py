@@ -4,7 +4,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from harness.parity.evaluation import ExactEvaluation
+from harness.parity.combine_values import RankCombiner
 from harness.parity.global_batches import GlobalBatches
 from harness.parity.seeded_steps import SeededSteps
 from harness.training.attachments import Attachments
@@ -22,7 +22,7 @@ def small_trainer(devices: int = 1, *callbacks: pl.Callback, **settings: Any) ->
             Attachments(),
             GlobalBatches(seed=0),
             SeededSteps(seed=0),
-            ExactEvaluation(),
+            RankCombiner(),
             *callbacks,
         ],
         **{"accelerator": "cpu", "strategy": "ddp" if devices > 1 else "auto", "logger": False}

@@ -30,7 +30,7 @@ from harness.checkpoints.tracked_attributes import (
     with_contained_objects,
 )
 from harness.display import join_first
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.kinds import SCALARS
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Write checkpoints between two optimizer steps, and resume from them.
 
 In: a run's folder, and the intervals between checkpoints. Next: ``attributes`` and
-``logged_values`` add the state that Lightning's checkpoints lack, ``writing`` writes the file, and
+``value_states`` add the state that Lightning's checkpoints lack, ``writing`` writes the file, and
 ``compat.resume`` fixes state that Lightning restores wrongly.
 """
 
@@ -15,15 +15,16 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 from pytorch_lightning import callbacks
 
-from harness.checkpoints import logged_values, lookup
+from harness.checkpoints import lookup, value_states
 from harness.checkpoints.attributes import Attributes
 from harness.checkpoints.reading import ATTRIBUTES, FORMAT
 from harness.checkpoints.user_hooks import begins_epochs, changes_weights_at_end, norms
 from harness.checkpoints.writing import DurableCheckpointIO
 from harness.compat import callbacks_of, resume
+from harness.distributed.gather import gather
 from harness.distributed.should_stop import is_time_over
 from harness.distributed.shutdown import SignalHandlers
-from harness.distributed.vote import Vote, gather
+from harness.distributed.vote import Vote
 from harness.errors import AgreedExit
 from harness.files import remove_partial_files
 from harness.loggers.rewind import Logs
@@ -40,8 +41,8 @@ class SafePoint(pl.Callback):
     """Write checkpoints from which a run resumes as if it had never stopped.
 
     It saves at the start of an optimizer step. A checkpoint at the end of a batch would lose a
-    validation that is due, and one inside an accumulation would lose gradients. This callback must
-    precede those that act in ``on_train_batch_start``, or a resume would make them act twice.
+    validation that is due, and one inside an accumulation would lose gradients. Saving happens
+    before the step, so callbacks after this one have not acted yet. A resume runs them once.
 
     Args:
         folder: the folder of the checkpoints.
@@ -115,7 +116,7 @@ class SafePoint(pl.Callback):
         """Restore the values that callbacks read."""
         self.attributes.record_before_hooks(trainer)
         if self.loaded:
-            logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
+            value_states.restore_shared_state(trainer, self.loaded["all_ranks"])
             self.saved_step = self.loaded["step"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -133,7 +134,7 @@ class SafePoint(pl.Callback):
         if not self.loaded:
             return
         # Restore them again, because a sanity check resets logged values.
-        logged_values.restore_shared_state(trainer, self.loaded["all_ranks"])
+        value_states.restore_shared_state(trainer, self.loaded["all_ranks"])
         if trainer.is_global_zero:
             path = Path(str(trainer.ckpt_path))
             self.logs.rewind(self.loaded["logs"])
@@ -150,7 +151,7 @@ class SafePoint(pl.Callback):
                 self.attributes.pack_before_epoch(trainer)
                 resume.begin_epoch(trainer, [*filter(begins_epochs, callbacks_of(trainer))])
             elif counts := self.loaded.get("each_rank_at_end"):
-                logged_values.restore_rank_states(trainer, counts)
+                value_states.restore_rank_states(trainer, counts)
             self.attributes.restore(trainer, self.loaded["attributes"], is_last=not is_inside)
         # A start hook may have set trainer.should_stop.
         self.synchronized_stop.combine(trainer)
@@ -166,7 +167,7 @@ class SafePoint(pl.Callback):
             if self.loaded["each_rank"] is not None:
                 # Restore again: since then, hooks that transfer the first batch have run.
                 self.attributes.restore(trainer, self.loaded["attributes"])
-                logged_values.restore_rank_states(trainer, self.loaded["each_rank"])
+                value_states.restore_rank_states(trainer, self.loaded["each_rank"])
             self.loaded = {}
         is_due, signum, stop = 0, 0, self.synchronized_stop
         answer = self.vote.ask(
@@ -267,7 +268,7 @@ class SafePoint(pl.Callback):
             checkpoint[ATTRIBUTES] = self.attributes.keep(trainer, self.vote.group)
         if not self.is_writing:
             return  # another callback's checkpoint, from which no run resumes
-        counts = gather(trainer, logged_values.rank_state(trainer, self.is_end), self.vote.group)
+        counts = gather(trainer, value_states.rank_state(trainer, self.is_end), self.vote.group)
         # A resumed run may have more time.
         stops = trainer.should_stop and not is_time_over(trainer)
         checkpoint["safe_point"] = {
@@ -276,7 +277,7 @@ class SafePoint(pl.Callback):
             "are_weights_new": self.are_weights_new,
             "logs": self.logged,
             "batches_per_step": self.batches_per_step,
-            "all_ranks": logged_values.shared_state(trainer) | {"should_stop": stops},
+            "all_ranks": value_states.shared_state(trainer) | {"should_stop": stops},
             "each_rank": None if self.is_end else counts,
             "each_rank_at_end": counts if self.is_end else None,
             "num_steps_planned": int(min(trainer.estimated_stepping_batches, 2**62)),

@@ -1,6 +1,6 @@
 """Train, evaluate and predict from a notebook or a script, with the run folders of a command.
 
-In: overrides, as in a command. Out: a ``Run``. Next: ``compose``, then ``main.start``.
+In: overrides, as in a command. Out: a ``Run``. Next: ``compose``, then ``main.start_command``.
 
 from harness import train
 run = train("model=mlp", "trainer.max_epochs=3")

@@ -86,7 +86,7 @@ def main(task: str, conf: str | Path, arguments: Sequence[str] | None = None) ->
         exit_with(str(error))
     except Exception as error:
         shutdown.wait_for_first_failure(is_mistake=False)
-        print_user_error(error)
+        exit_if_user_error(error)
         if shutdown.is_srun_task():
             traceback.print_exc()
             exit_now(1)
@@ -255,7 +255,7 @@ def help_text(task: str, conf: Path) -> str:
     return "\n".join(lines)
 
 
-def print_user_error(error: Exception) -> None:
+def exit_if_user_error(error: Exception) -> None:
     """Exit with a short message if the user's code caused the error, or the disk is full.
 
     Otherwise return, so that the error keeps its traceback.

@@ -5,8 +5,9 @@ Out: final values on the CPU, for Lightning's readers and for ``on_values`` of c
 
 Lightning has no hook for the moment when values are final. Lightning copies each value to the host
 separately, and repeats a step's value in later rows. A **row** is the set of values that loggers
-get in one call, from a training step or an evaluation. Next: ``parity/evaluation.py`` combines the
-ranks; then loggers, checkpoints, early stopping and plateau schedules read the values.
+get in one call, from a training step or an evaluation. At each moment this file first calls
+``parity/combine_values.py``, which combines the ranks. Then it copies and reports the values. Next:
+loggers, checkpoints, early stopping and plateau schedules read them.
 """
 
 from collections import defaultdict

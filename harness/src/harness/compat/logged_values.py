@@ -6,7 +6,7 @@ value just before Lightning reads it, and can save the sums within an epoch. Lig
 step's value from a private attribute of the metric.
 
 Next: ``parity/self_log.py`` computes the values, ``final_values.py`` decides when they are read,
-and ``checkpoints/logged_values.py`` saves them. Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9;
+and ``checkpoints/value_states.py`` saves them. Seen in Lightning 2.6 and torchmetrics 1.6 to 1.9;
 ``harness/tests/parity/test_self_log.py`` compares the values.
 """
 

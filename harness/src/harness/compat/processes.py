@@ -70,15 +70,18 @@ def has_communication_hook(trainer: pl.Trainer) -> bool:
     return getattr(trainer.strategy, "_ddp_comm_hook", None) is not None
 
 
-class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Call a function before each collective, of the user's code and of libraries."""
+class BeforeCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Call a function before each collective, of the user's code and of libraries.
 
-    def __init__(self, on_collective: Callable[[], None]) -> None:
+    ``WatchedOperations`` does the same in a parity check, and more.
+    """
+
+    def __init__(self, before_collective: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.on_collective = on_collective
+        self.before_collective = before_collective
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation; before a collective call ``on_collective``."""
+        """Run an operation; before a collective call ``before_collective``."""
         if func.namespace.strip("_").startswith("c10d"):
-            self.on_collective()
+            self.before_collective()
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,7 @@
-"""Wrap the user's loaders, so that each rank gets its local batch of every global batch.
+"""Wrap the user's loaders, so that the ranks share the batches of a single process.
+
+In training, each rank gets its local batch of every global batch. In an evaluation, the ranks read
+whole batches in turn.
 
 In: a ``DataLoader(batch_size=32)``, which means 32 samples per optimizer step over all ranks.
 Out: a loader of the same class, with a ``SharedBatchSampler`` around its batch sampler.

@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from harness.compat import callbacks_of
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 
 
 class SynchronizedStop:

@@ -119,9 +119,10 @@ class SignalHandlers:
         if self.before or threading.current_thread() is not threading.main_thread():
             return
         self.pid = os.getpid()
-        # A rank that local rank 0 started cannot save without rank 0, so the kernel kills both.
+        # If rank 0 dies, the kernel kills a rank that rank 0 started. Only a process under another
+        # launcher gets SIGTERM instead, to save.
         if not is_child_rank():
-            set_parent_signal(signal.SIGTERM)  # all ranks receive it, and save together
+            set_parent_signal(signal.SIGTERM)
         self.before = {signum: signal.signal(signum, self.note) for signum in EXIT_SIGNALS}
 
     def restore(self) -> None:

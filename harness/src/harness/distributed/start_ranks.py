@@ -33,8 +33,8 @@ def start_ranks(task: str, num_further: int) -> None:
     """
     has_spec = getattr(sys.modules["__main__"], "__spec__", None) is not None
     is_script = Path(sys.argv[0]).stem == task and not has_spec
-    is_rank_0 = launcher().name == "python" and "LOCAL_RANK" not in os.environ
-    if is_script and is_rank_0 and "torch" not in sys.modules:
+    is_local_rank_0 = launcher().name == "python" and "LOCAL_RANK" not in os.environ
+    if is_script and is_local_rank_0 and "torch" not in sys.modules:
         command = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]  # as Lightning does
         for rank in map(str, range(1, num_further + 1)):
             env = os.environ | {"LOCAL_RANK": rank, WAITS: "1"}

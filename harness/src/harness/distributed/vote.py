@@ -1,4 +1,4 @@
-"""Asynchronous votes of all ranks at a training step, and a gather of Python objects.
+"""Asynchronous votes of all ranks at a training step.
 
 In: numbers, such as the signal that this process received. Out: their maximum over all ranks, at
 the same step on each. Next: ``checkpoints.safe_point``, which saves a checkpoint and exits.
@@ -6,7 +6,6 @@ the same step on each. Next: ``checkpoints.safe_point``, which saves a checkpoin
 
 import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 import torch
@@ -15,9 +14,6 @@ import torch.distributed as dist
 # Votes are about 0.5 seconds apart, because each costs up to a millisecond. They are at most 10
 # steps apart, because the next steps may take much longer than the measured ones.
 SECONDS_BETWEEN, MOST_STEPS_BETWEEN = 0.5, 10
-
-
-_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by default process group
 
 
 class Vote:
@@ -37,7 +33,7 @@ class Vote:
         self.vote_time = time.monotonic()
 
     def ask(self, *values: int) -> list[int] | None:
-        """Return the maximum of each value over all ranks, from the previous vote.
+        """Give this rank's values to the next vote; return the maxima of the vote before it.
 
         All ranks must call this at every step.
 
@@ -63,29 +59,3 @@ class Vote:
         self.votes = torch.tensor([*values, negative_steps], dtype=torch.int32)
         self.work = dist.all_reduce(self.votes, dist.ReduceOp.MAX, self.group, async_op=True)
         return result
-
-
-def host_group() -> Any:
-    """Return the gloo group of all ranks, which communicates between the hosts."""
-    world = dist.group.WORLD
-    if world not in _host_groups:
-        is_on_host = dist.get_backend() == "gloo"
-        _host_groups[world] = None if is_on_host else dist.new_group(backend="gloo")
-    return _host_groups[world]
-
-
-def gather(trainer: pl.Trainer, value: Any, group: Any = None, to_first: bool = False) -> list[Any]:
-    """Return the value of each rank of the run or the group. All ranks must call this.
-
-    The values go from host to host, and need no device memory. With ``to_first``, non-zero ranks
-    get an empty list.
-    """
-    if trainer.world_size == 1:
-        return [value]
-    group = group or host_group()
-    values = [None] * dist.get_world_size(group)
-    if not to_first:
-        dist.all_gather_object(values, value, group)
-        return values
-    dist.gather_object(value, values if trainer.is_global_zero else None, 0, group)
-    return values if trainer.is_global_zero else []

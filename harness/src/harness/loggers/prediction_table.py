@@ -20,7 +20,7 @@ from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from harness.display import join_first
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.files import write_durably
 from harness.loggers import metrics_table
 

@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from harness.distributed.vote import gather
-from harness.parity.evaluation import is_padding
+from harness.distributed.gather import gather
+from harness.parity.combine_values import is_padding
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from harness.compat.compilations import on_compilation
 from harness.data.loaders import SharedLoader
 from harness.data.shared_batches import SharedBatchSampler
 from harness.devices import usable_cores
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.monitoring.gpu_use import GpuSampler, GpuUse, gpus_of, of_all
 from harness.monitoring.verdict import Setup, Spent, verdict
 

@@ -25,9 +25,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.compat.processes import NoCollectives
+from harness.compat.processes import BeforeCollectives
 from harness.data.shared_batches import SharedBatchSampler
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.errors import UserError
 from harness.parity.global_batches import BatchSplitter, splitter_of
 
@@ -56,7 +56,7 @@ class Gathering:
         self.evaluated: list[tuple[int, int]] = []  # (loader, batch) of each evaluation step
         self.lengths: list[dict[ListKey, int]] = []  # of all lists before each step
         self.batch_idx: int | None = None  # of the running training batch; else None
-        self.has_global = False  # whether this rank already has the data of all ranks
+        self.skips_all_gather = False  # whether ``all_gather`` returns its input
         self.is_alone = False  # whether other ranks have no batch during this rank's last batch
         self.is_padding = False  # whether this rank has no sample of the training batch
         self.has_warned = False
@@ -86,13 +86,13 @@ class Gathering:
             self.evaluated.append((dataloader_idx, batch_idx))
             self.lengths.append({path: len(values) for path, values in lists_of(self.module)})
         self.batch_idx = batch_idx if is_training else None
-        self.has_global = self.is_alone = False
+        self.skips_all_gather = self.is_alone = False
         self.is_padding = is_training and splitter is not None and splitter.is_padding(batch_idx)
         if not is_training and isinstance(splitter, SharedBatchSampler) and splitter.is_round_robin:
             # In the last turn, some ranks may have no batch.
             is_last = len(splitter.totals) <= (batch_idx + 1) * splitter.num_ranks
             is_split = is_last and (splitter.splits_last or batch_idx == 0)
-            self.has_global, self.is_alone = not is_split, is_last and not is_split
+            self.skips_all_gather, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             # DDP broadcasts rank 0's buffers in each forward. In an evaluation once is enough.
@@ -100,7 +100,7 @@ class Gathering:
 
     def end_batch(self) -> None:
         """Let ``all_gather`` gather again: the batch and its hooks have ended."""
-        self.has_global, self.is_padding, self.batch_idx = False, False, None
+        self.skips_all_gather, self.is_padding, self.batch_idx = False, False, None
 
     def gather_lists(self) -> None:
         """Gather the lists that the steps have filled.
@@ -131,8 +131,8 @@ class Gathering:
             merged = [element for _, elements in parts for element in elements]
             start = self.lengths[0].get(path, 0)
             lists[path][start:] = apply_to_collection(merged, OnDevice, moved_back)
-        self.has_global = bool(paths)
-        if not self.has_global:
+        self.skips_all_gather = bool(paths)
+        if not self.skips_all_gather:
             return
         hook = "on_test_epoch_end" if self.trainer.testing else "on_validation_epoch_end"
         vars(self.module)[hook] = partial(without_collectives, self.module, hook)
@@ -151,8 +151,8 @@ class Gathering:
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_alone or self.is_padding:
-            on_collective = self._refuse_collective if self.is_alone else self._check_collective
-            with NoCollectives(on_collective):
+            before = self._refuse_collective if self.is_alone else self._check_collective
+            with BeforeCollectives(before):
                 return original(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -189,12 +189,12 @@ class Gathering:
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather a tensor, (...) to (ranks, ...), as ``LightningModule.all_gather`` does.
 
-        If this rank already has the data of all ranks, return the tensor itself.
+        It returns the tensor itself in a step that has a whole batch, and after ``gather_lists``.
 
         Raises:
             UserError: the shapes differ. gloo would return garbage, and NCCL would hang.
         """
-        if self.has_global:
+        if self.skips_all_gather:
             return tensor
         if not self._is_even() and group in (None, dist.group.WORLD):
             if self.is_padding and not tensor.ndim:
@@ -223,7 +223,7 @@ class Gathering:
 def without_collectives(module: pl.LightningModule, hook: str) -> None:
     """Call the hook that this function replaces for one call, and refuse collectives in it."""
     del vars(module)[hook]
-    with NoCollectives(partial(refuse_gathering_again, hook)):
+    with BeforeCollectives(partial(refuse_gathering_again, hook)):
         getattr(module, hook)()
 
 

@@ -21,7 +21,7 @@ from harness.data.randomness import mix_seed, preserved_generators, seed_generat
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.streams import SharedStream
 from harness.data.wrap_loaders import wrap_loaders
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.errors import UserError
 from harness.parity import mean_over as means
 from harness.strategies.sync_batch_norm import batch_norm_warning

@@ -2,8 +2,8 @@
 
 In: the values that a module logs in a hook. Each number becomes a ``LoggedValue``, which Lightning
 treats as a torchmetrics metric. Out: values of steps and epochs, over all ranks and accumulated
-batches. Logging calls no collective: ``ExactEvaluation`` calls ``end_batch``, ``combine`` and
-``of_all_processes`` before Lightning reads the values. Next: ``checkpoints/logged_values.py`` saves
+batches. Logging calls no collective: ``RankCombiner`` calls ``end_batch``, ``combine`` and
+``of_all_processes`` before Lightning reads the values. Next: ``checkpoints/value_states.py`` saves
 the values of an epoch that has not ended.
 """
 
@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from harness.compat import logged_values
 from harness.compat.final_values import floats, row_is_due
 from harness.compat.logged_values import LoggedValue, Number, Pair, merge
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.sharded import full_tensor
 from harness.strategies.parallel_forward import running_chunk
 

@@ -38,7 +38,7 @@ from harness.distributed.start_ranks import patch_lightning_launcher
 from harness.features.speed import SWITCHES, Speed
 from harness.monitoring.learning import Learning
 from harness.monitoring.objective import MonitorCheck
-from harness.parity.evaluation import ExactEvaluation
+from harness.parity.combine_values import RankCombiner
 from harness.parity.gathering import Gathering
 from harness.parity.global_batches import GlobalBatches
 from harness.parity.parity_callback import ParityChecks
@@ -88,7 +88,7 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         folder = Path(cfg.run_dir, "checkpoints")
         callbacks.append(SafePoint(folder, **settings, saves=cfg.checkpoint is not None))
     callbacks.append(SeededSteps(cfg.seed))  # equal random numbers under any strategy
-    callbacks.append(ExactEvaluation())  # logged values and metrics count all samples once
+    callbacks.append(RankCombiner())  # logged values and metrics count all samples once
     # Compares some steps of the run, computed whole and in parts.
     callbacks.append(ParityChecks(cfg.get("parity_check", True)))
     if is_training:
@@ -126,7 +126,7 @@ class Attachments(pl.Callback):
             keep_lightning_from_signals(trainer)
             # Module: convert it for 64-true before a checkpoint is loaded, to keep all digits.
             double_before_loading(trainer, pl_module)
-        if evaluation := find_callback(trainer, ExactEvaluation):
+        if evaluation := find_callback(trainer, RankCombiner):
             # Module and callbacks: ``self.log`` weights values by the samples of all ranks.
             evaluation.self_log = vars(pl_module)["log"] = SelfLog(trainer, pl_module)
             lend_self_log(trainer, pl_module)
@@ -169,7 +169,7 @@ class Attachments(pl.Callback):
         vars(pl_module).pop("log", None)
         lend_self_log(trainer, pl_module)
         read_as_before(trainer)
-        evaluation = find_callback(trainer, ExactEvaluation)
+        evaluation = find_callback(trainer, RankCombiner)
         if evaluation is not None and evaluation.gathering is not None:
             evaluation.gathering.remove()
             evaluation.gathering = None

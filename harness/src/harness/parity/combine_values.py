@@ -1,7 +1,7 @@
 """The callback that combines logged values, metrics and lists over the ranks.
 
-The callback decides when to combine. ``SelfLog`` combines logged values, and ``Gathering`` gathers
-the lists of the module:
+``compat/final_values.py`` decides when values are final, and then calls this callback. ``SelfLog``
+combines the logged values, and ``Gathering`` gathers the lists of the module:
 
 - At the start of a batch, both learn how many of its samples this rank computes.
 - At the end of a training step, ``SelfLog`` combines the step's values if a logger or a scheduler
@@ -32,7 +32,7 @@ from harness.compat.logged_values import (
 )
 from harness.data.batches import Batch
 from harness.data.loaders import flat_loaders
-from harness.distributed.vote import gather
+from harness.distributed.gather import gather
 from harness.errors import UserError
 from harness.parity.gathering import Gathering
 from harness.parity.global_batches import BatchSplitter, check_same_batches, splitter_of
@@ -41,8 +41,8 @@ from harness.strategies.sync_batch_norm import SyncBatchNorm
 log = logging.getLogger(__name__)
 
 
-class ExactEvaluation(pl.Callback):
-    """Log and evaluate on several ranks the values that a single process would get."""
+class RankCombiner(pl.Callback):
+    """Give the ranks, in training and evaluation, the values that a single process would log."""
 
     def __init__(self) -> None:
         self.self_log: Any = None  # a SelfLog, from ``attachments`` in each stage
@@ -114,7 +114,7 @@ class ExactEvaluation(pl.Callback):
         for logged, by_rank in self.self_log.of_all_processes():
             self._set_final_value(trainer, logged, by_rank)
         if self.gathering is not None:
-            self.gathering.has_global = False
+            self.gathering.skips_all_gather = False
 
     def _set_final_value(
         self, trainer: pl.Trainer, logged: LoggedValue, by_rank: list[Pair | None]
@@ -128,7 +128,7 @@ class ExactEvaluation(pl.Callback):
         is_everywhere = len(pairs) == len(by_rank)
         if logged.how.get("sync_dist") and op != "mean" and is_everywhere:
             assert self.gathering is not None
-            if op == "sum" and self.gathering.has_global:
+            if op == "sum" and self.gathering.skips_all_gather:
                 raise UserError(
                     f"{hook} logs {name} with sync_dist=True, which sums the value over the "
                     "processes. But the module's lists already hold the values of all "
