@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ HARNESS = LIBRARY / "src" / "harness"
 FILES = sorted(HARNESS.rglob("*.py"))
 # The package of a project, by its folders, and the place of these.
 PROJECT_NAMES = re.compile(r"\bproject\.(models|data|callbacks)\b|src/project")
+KEYS = {"data", "init", "sweep", "checkpoint"}  # keys of a config that are modules as well
 
 
 @cache
@@ -88,3 +90,38 @@ def test_converter_uses_two_leaves_of_the_harness_and_no_more() -> None:
 def test_no_file_of_the_harness_is_longer_than_a_person_reads() -> None:
     long = {path.name: n for path in FILES if (n := len(path.read_text().splitlines())) > 300}
     assert not long
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """The names that a file defines or uses, without attributes."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+
+
+def missing_names(text: str) -> Iterator[str]:
+    """Yield each file and each ``module.name`` of the library that a text names, and that is gone.
+
+    A file is named by the end of its path in backticks, or by a path below ``tests`` or ``docs``.
+    """
+    for name in re.findall(r"``(?:harness/)?([\w/]+\.(?:py|md))``", text):
+        if not any(True for _ in LIBRARY.rglob(name)):
+            yield name
+    for name in re.findall(r"\b((?:tests|docs|benchmarks)/\w[\w/]*\b(?:\.\w+)?)", text):
+        if not (LIBRARY / name).exists():
+            yield name
+    for module, name in re.findall(r"``(?:harness\.)?(\w+)\.(?!py\b)(\w+)[^`]*``", text):
+        files, folder = [path for path in FILES if path.stem == module], HARNESS / module
+        is_known = any(name in names_in(path) for path in files) or any(folder.glob(f"{name}*"))
+        if (files or folder.is_dir()) and module not in KEYS and not is_known:
+            yield f"{module}.{name}"
+
+
+def test_files_and_functions_that_texts_name_exist() -> None:
+    assert [(path.name, name) for path in FILES for name in missing_names(path.read_text())] == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    gone = ["gone.py", "tests/compat/test_hooks.py", "main.start", "distributed.gone"]
+    assert list(missing_names(f"``{gone[0]}``, {gone[1]}, ``{gone[2]}``, ``{gone[3]}``")) == gone

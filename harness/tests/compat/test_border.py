@@ -20,7 +20,7 @@ ALLOWED = {
     "_step": "the end of a hook's name",
     "_dataloader": "as _step",
     "_batches": "as _step, of a setting",
-    "_Pickler": "Python's own pickle, in convert/, which imports nothing else of the library",
+    "_Pickler": "Python's own pickle, in convert/, which imports only two files of the library",
     "_Unpickler": "as _Pickler",
 }
 # In these files, texts are names in checkpoints that are read and written.

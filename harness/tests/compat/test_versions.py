@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from omegaconf import OmegaConf
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 
-from harness.compat import step_overhead, versions
+from harness.command import main
+from harness.compat import quick_start, step_overhead, versions
 from harness.errors import UserError
 from harness.parity.seeded_steps import SeededSteps
-from tests.compat.test_border import is_private, own_names
+from tests.compat.test_border import ALLOWED, is_private, own_names
 from tests.conftest import LIBRARY
 
 MOST_NAMES = 40
@@ -45,6 +47,8 @@ def test_every_touch_is_in_the_list(trainer: pl.Trainer) -> None:
                 used.add(node.attr)
             elif isinstance(node, ast.ImportFrom):
                 used |= {*str(node.module).split("."), *(alias.name for alias in node.names)}
+            elif isinstance(node, ast.Constant):
+                used |= {str(node.value)} - ALLOWED.keys()
         if path.stem != "versions":
             assert set(filter(is_private, used)) - own_names(tree) - listed == set(), path.stem
 
@@ -82,6 +86,23 @@ def test_a_version_without_a_private_name_is_refused_by_it(
     monkeypatch.setattr(versions, "private_names", lambda _: [(trainer, "world_size _gone")])
     with pytest.raises(UserError, match=rf"^{newer} cannot be used: .*_gone.*\nRun .*$"):
         versions.check(trainer)
+
+
+def test_a_name_that_is_imported_and_gone_is_refused_as_well(
+    newer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ImportError("cannot import name '_gone'")
+
+    monkeypatch.setattr(quick_start, "import_torchmetrics", fail)
+    cfg = OmegaConf.create(
+        {"gpus": {"order": "visible"}, "trainer": {"devices": 1, "strategy": "auto"}}
+    )
+    with pytest.raises(UserError, match=rf"^{newer} cannot be used: .*_gone.*\nRun .*$"):
+        main.run_task("train", cfg)
+    monkeypatch.setattr(versions, "untested", list)
+    with pytest.raises(ImportError, match=r"^cannot import name '_gone'$"):
+        main.run_task("train", cfg)
 
 
 def test_only_a_profiler_that_nobody_asked_for_is_replaced(trainer: pl.Trainer) -> None:

@@ -2,8 +2,9 @@
 
 In: the arguments of ``train.py``. Out: a run's folder and the exit status. The path of a run:
 ``compose`` and ``check`` the config, ``Rendezvous`` of all processes, ``choose_run``, and
-``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``. No
-earlier step imports torch, so ``--help``, ``--cfg job`` and errors appear at once.
+``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``. Two
+earlier steps import torch as well: a rendezvous of several processes, and the search for the newest
+checkpoint of a run to resume. ``--help``, ``--cfg job`` and most errors appear at once.
 """
 
 import gc
@@ -170,6 +171,10 @@ def run_task(task: str, frozen: DictConfig) -> None:
     try:
         quick_start.import_torchmetrics()
         from harness.training import train  # imports torch and Lightning, which takes seconds
+    except ImportError as error:
+        from harness.compat import versions
+
+        versions.refuse(error)
     finally:
         gc.enable()  # a notebook continues after a failed import
     start_ranks.wait()

@@ -2,7 +2,7 @@
 
 If the user's calls were intercepted, a loader that a user's hook requests would become a loader of
 the run. Nothing is attached to the user's objects, so they can be copied. If a version of Lightning
-calls the methods in another way, ``harness/tests/compat/test_hooks.py`` fails.
+calls the methods in another way, ``harness/tests/parity/test_loaders_of_hooks.py`` fails.
 """
 
 from collections.abc import Callable, Iterator, Sequence

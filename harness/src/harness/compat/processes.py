@@ -12,7 +12,8 @@ The queue of a data worker sends batches in a thread. After an error in this thr
 shared memory, Python 3.11 prints the error and drops the batch. The training process would then
 wait for the batch forever.
 
-``NoCollectives`` sees each collective before it starts, by torch's private ``TorchDispatchMode``.
+``BeforeCollectives`` sees each collective before it starts, by ``TorchDispatchMode``, which is
+private.
 """
 
 import subprocess

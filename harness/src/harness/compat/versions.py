@@ -1,8 +1,14 @@
 """The tested versions of other packages, and their private names that the library uses.
 
 With another version, a run logs a warning. If that version lacks a name, the run stops with an
-error, because its results would be wrong. ``harness/tests/compat`` checks that the list is
-complete, and that each name exists.
+error, because its results would be wrong. In a tested version no name is looked up. The list has:
+
+- each name with an underscore that ``harness.compat`` uses, also as a string,
+- each undocumented name without one that ``harness.compat`` only assigns or overrides, because
+  Python itself raises no error if such a name is gone.
+
+``harness/tests/compat/test_versions.py`` checks that no name of the first kind is missing here, and
+that each name exists.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 import logging
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from packaging.specifiers import SpecifierSet
 
@@ -37,11 +43,11 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
 
     import pytorch_lightning as pl
     import torch
+    from omegaconf.base import Container
     from pytorch_lightning.callbacks import WeightAveraging
     from pytorch_lightning.strategies.launchers import subprocess_script
     from pytorch_lightning.trainer.connectors.logger_connector import logger_connector
     from pytorch_lightning.utilities import CombinedLoader
-    from torch.utils import _python_dispatch
     from torchmetrics import SumMetric
 
     from harness.compat.final_values import READS
@@ -51,9 +57,8 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     return [
         (CombinedLoader([]), "_mode"),
         (Queue, "_on_queue_feeder_error"),
-        (SumMetric(), "_forward_cache _update_count"),
+        (SumMetric(), "_computed _forward_cache _update_count"),
         (WeightAveraging(), "_average_model"),
-        (_python_dispatch, "TorchDispatchMode"),
         (torch.ops.aten.add_.Tensor, "_schema"),
         (pl.strategies.DDPStrategy(), "_ddp_comm_hook"),
         (torch.zeros(1), "_backward_hooks _post_accumulate_grad_hooks _version"),
@@ -61,15 +66,17 @@ def private_names(trainer: pl.Trainer) -> list[tuple[Any, str]]:
         (schedule, "_schedule_phases"),
         (subprocess_script, "_launch_process_observer subprocess"),
         (torch._dynamo.config, "cache_size_limit"),
-        (torch._dynamo.callback, "callback_handler"),
         (trainer, "_logger_connector _signal_connector"),
         (trainer._signal_connector, "register_signal_handlers"),
-        (trainer._logger_connector, f"_first_loop_iter should_update_logs {READS}"),
+        (trainer._logger_connector, "_first_loop_iter"),
         (trainer.fit_loop, "_should_accumulate"),
         (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor _batches_that_stepped _results"),
-        (trainer.fit_loop.epoch_loop._results, "valid_items _get_cache _forked_name"),
+        (trainer.fit_loop.epoch_loop._results, "_get_cache _forked_name"),
+        (trainer.fit_loop.epoch_progress.current, "completed"),
         (logger_connector, "_LoggerConnector"),
+        (logger_connector._LoggerConnector, f"metrics {READS}"),
         (trainer.fit_loop, "_data_source"),
+        (Container, "resolve_parse_tree"),
     ]
 
 
@@ -88,19 +95,33 @@ def check(trainer: pl.Trainer) -> None:
     """
     if not untested():
         return
-    installed = " and ".join(f"{name} {version(name)}" for name in untested())
-    install = "pip install " + " ".join(f"'{name}{TESTED[name]}'" for name in untested())
     try:
         for holder, names in private_names(trainer):
             for name in names.split():
                 getattr(holder, name)
-    except AttributeError as error:
-        raise UserError(
-            f"{installed} cannot be used: {error}. Without this name, results would be wrong.\nRun "
-            f"{install}."
-        ) from error
+    except (AttributeError, ImportError) as error:
+        refuse(error)
     if trainer.is_global_zero:
+        installed, install = installed_and_cure()
         warn_once(
             f"{installed} was not tested. Run {install}, or test this version: pytest "
             "harness/tests/compat."
         )
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Raise a ``UserError`` if an untested version may lack a name, or else the error itself."""
+    if not untested():
+        raise error
+    installed, install = installed_and_cure()
+    raise UserError(
+        f"{installed} cannot be used: {error}. Without this name, results would be wrong.\nRun "
+        f"{install}."
+    ) from error
+
+
+def installed_and_cure() -> tuple[str, str]:
+    """Return the untested packages with their versions, and a command that installs tested ones."""
+    installed = " and ".join(f"{name} {version(name)}" for name in untested())
+    bounds = " ".join(f"'{name}{TESTED[name]}'" for name in untested())
+    return installed, f"pip install {bounds}"

@@ -8,9 +8,25 @@ The library attaches at four moments:
 3. ``Attachments.setup``: once Lightning has connected the module, the data and the strategy.
 4. ``Attachments.on_train_start``: functions that run after all hooks of the user.
 
-``Attachments.teardown`` undoes 3 and 4. All other work is done in public hooks of the callbacks
-that ``trainer_callbacks`` lists. A strategy that splits or shards a network does so by itself: see
-``strategies``. ``build`` guards the loggers, so that a logger that fails does not stop the run.
+``Attachments.teardown`` undoes 4. Of 3, it restores ``self.log``, the logger connector and the
+strategy's methods. The loops, the signal handlers, the profiler and the module's precision keep
+their changes.
+
+Other files attach the following, each in its own place, because it needs an object of that place:
+
+- ``training/build.py`` guards the loggers, so that a logger that fails does not stop the run. It
+  adds the config's callbacks, such as those of ``conf/watch/default.yaml``, after the library's.
+- ``features/speed.py`` compiles the networks and changes their memory layout, if the config says
+  so. A strategy that splits, shards or replaces layers does so by itself: see ``strategies``.
+- ``data/datamodule.py`` sets ``trainer.accumulate_grad_batches``, because only its
+  ``train_dataloader`` knows the batch size that ``data.max_samples_per_device`` splits.
+- ``parity/gathering.py`` replaces the module's epoch-end hook for one call, to refuse collectives
+  there: the module's lists already hold the values of all ranks. It also lets DDP broadcast buffers
+  only in the first step of an evaluation, because ranks compute different numbers of steps.
+- ``compat/precision.py``, below ``callbacks=ema``, keeps the averaged weights until the end of
+  ``on_validation_end`` by ``run_last``, so that all callbacks see the network that was validated.
+
+All other work is done in public hooks of the callbacks.
 """
 
 from functools import partial
@@ -82,7 +98,7 @@ def trainer_callbacks(cfg: DictConfig, freezing: list[pl.Callback]) -> list[pl.C
         callbacks.append(pl.callbacks.LambdaCallback(on_train_start=note))
     callbacks.append(Speed(*map(cfg.get, SWITCHES)))  # compile, channels_last, tf32
     callbacks += freezing  # init.freeze
-    if is_saved:  # before every callback that acts in a step
+    if is_saved:  # before callbacks whose actions in a step a resume would repeat
         checkpoint = cfg.checkpoint or {}
         settings = {key: checkpoint[key] for key in SAFE_POINT if key in checkpoint}
         folder = Path(cfg.run_dir, "checkpoints")
