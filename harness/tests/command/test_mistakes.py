@@ -88,6 +88,7 @@ LATE_MISTAKES = {
     "model.optimizer.lr=fast": "lr=fast",
     "model.label_smoothing=abc": "model.label_smoothing=abc is text, but",
     "+model.learning_rate=0.1": "has no argument learning_rate.",
+    "model._target_=pytorch_lightning.demos.boring_classes.BoringModel": "override /model: null",
 }
 
 

@@ -37,3 +37,12 @@ def test_what_the_data_does_not_have_is_told(data: object) -> None:
         UserError, match=r"model.net\[0\].width=from_data.num_horses, but .*Set a value"
     ):
         facts.fill_in(cfg, data)
+
+
+def test_fact_that_is_no_plain_value_is_refused() -> None:
+    cfg = OmegaConf.create({"model": {"tokenizer": "from_data.tokenizer"}})
+    data = type("Data", (), {"tokenizer": object()})()
+    with pytest.raises(
+        UserError, match=r"from_data.tokenizer is of type object, .*\n.*tokenizer._targ"
+    ):
+        facts.fill_in(cfg, data)

@@ -5,6 +5,7 @@ or else its attribute. A training run writes the facts to ``data.json`` in its f
 and all commands that use its checkpoints read the facts from there.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
     Without a ``DataModule``, the facts come from ``run_dir``, the folder of the training.
 
     Raises:
-        UserError: if a value names a fact that the data does not have.
+        UserError: if a value names a fact that the data does not have, or that is not plain.
     """
     if isinstance(data, DataModule):
         facts = dict(data.facts)
@@ -65,6 +66,14 @@ def fill_in(cfg: DictConfig, data: Any, run_dir: Path | None = None) -> dict[str
             reason = "there is no data module" if data is None else f"{kind} has no {name}"
             raise UserError(f"{key}={value}, but {reason}. Set a value: {key}=<value>.")
         facts[name] = fact.tolist() if hasattr(fact, "tolist") else fact  # NumPy or torch
+        try:
+            json.dumps(facts[name])
+        except TypeError as error:
+            raise UserError(
+                f"{key}={value} is of type {type(fact).__name__}, but a fact is a number, a text, "
+                "a list or a dict.\n"
+                f"Build the object in the config: {key}._target_=<class or function>."
+            ) from error
         return facts[name]
 
     container: Any = OmegaConf.to_container(cfg, resolve=True)

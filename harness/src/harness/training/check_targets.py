@@ -42,10 +42,17 @@ def check_targets(cfg: Any) -> None:
                     f"Type {key}.{name}=<number>."
                 )
         has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        for name in [] if has_kwargs else map(str, node):
-            if name not in {*parameters, *HYDRA_KEYS}:
-                hint = suggest(name, parameters) or f" It takes {', '.join(parameters)}."
-                raise UserError(f"{key}: {target} has no argument {name}.{hint}")
+        names = [] if has_kwargs else [*map(str, node)]
+        unknown = [name for name in names if name not in {*parameters, *HYDRA_KEYS}]
+        if key in ("model", "data") and len(unknown) > 1:  # an experiment has named another class
+            raise UserError(
+                f"{key}: {target} has no arguments {', '.join(unknown)}.\n"
+                f"If they are of the default {key}, add `- override /{key}: null` to the defaults "
+                "of the experiment."
+            )
+        for name in unknown:
+            hint = suggest(name, parameters) or f" It takes {', '.join(parameters)}."
+            raise UserError(f"{key}: {target} has no argument {name}.{hint}")
 
 
 def check_kinds(model: Any, data: Any, callbacks: list[Any], loggers: list[Any]) -> None:
