@@ -2,9 +2,10 @@
 
 In: the arguments of ``train.py``. Out: a run's folder and the exit status. The path of a run:
 ``compose`` and ``check`` the config, ``Rendezvous`` of all processes, ``choose_run``, and
-``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``. Two
-earlier steps import torch as well: a rendezvous of several processes, and the search for the newest
-checkpoint of a run to resume. ``--help``, ``--cfg job`` and most errors appear at once.
+``training.train``, which imports torch. A rank that rank 0 has started begins at ``run_task``. An
+earlier step imports torch only for a rendezvous of several processes, for the newest checkpoint of
+a run to resume, and to count GPUs that NVML does not show. So ``--help``, ``--cfg job`` and most
+errors appear at once.
 """
 
 import gc

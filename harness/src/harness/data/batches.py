@@ -21,8 +21,8 @@ class Batch(list[Any]):
     """The indices of one batch, with their epoch. ``Dataset.__getitems__`` gets the whole batch.
 
     A batch with a seed seeds all random generators, and those that the data set holds, before each
-    index that it yields. torch reads ``[dataset[i] for i in batch]``. Random numbers depend, in any
-    worker of any rank, on seed, epoch and one sample:
+    index that it yields. torch reads ``[dataset[i] for i in batch]``. In any worker of any rank,
+    random numbers depend only on the seed, the epoch and one sample:
 
     - in ``__getitem__``: the sample that it reads,
     - in ``__getitems__``: the first sample of the batch,
