@@ -29,6 +29,7 @@ from omegaconf import DictConfig, ListConfig
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from harness.compat import hydra_versions
 from harness.display import display_path
 from harness.errors import UserError
 from harness.suggestions import suggest
@@ -163,9 +164,10 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def instantiate(node: Any, **given: Any) -> Any:
     """Return ``hydra.utils.instantiate(node, **given)`` if all targets in the node are allowed."""
-    for _ in import_targets(node):  # raises if a target is not allowed
-        pass
-    return hydra.utils.instantiate(node, **given)
+    names = [
+        str(found["_target_"]) for _, found, _ in import_targets(node)
+    ]  # raises if not allowed
+    return hydra_versions.instantiate(node, names, **given)
 
 
 def _check_object(key: str, name: str, target: Any) -> None:

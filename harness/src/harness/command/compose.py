@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import targets
 from harness.command import config_files, run_folder
 from harness.command.config_files import hydra_compose
 from harness.command.hydra_errors import OLD_KEYS, explaining_errors
+from harness.compat.hydra_versions import store_config
 from harness.compat.interpolations import bounded
 from harness.distributed.launcher import launcher
 from harness.errors import UserError
@@ -236,7 +236,7 @@ def store_training_config(overrides: Sequence[str] = ()) -> None:
         node = {key: config[key] for key in RUN_KEYS if key in config}
         needed = {"precision", "inference_mode"} & config["trainer"].keys()
         node["trainer"] = {key: config["trainer"][key] for key in needed}
-    ConfigStore.instance().store(name="run", node=node, package="_global_")
+    store_config("run", node)
 
 
 store_training_config()

@@ -15,8 +15,9 @@ import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from harness.compat.hydra_versions import config_folder, register_resolver
 from harness.devices import num_gpus
 from harness.display import display_path, format_override
 from harness.distributed.launcher import launcher
@@ -45,15 +46,15 @@ for _name, _resolver in (  # ${num_nodes:} and others in YAML files
     ("num_nodes", lambda: launcher().num_nodes),
     ("num_started_or", lambda n: n if launcher().name == "python" else launcher().num_here),
 ):
-    # Cache the values for each config, because NVML takes milliseconds.
-    OmegaConf.register_new_resolver(_name, _resolver, replace=True, use_cache=True)
+    # The values are cached for each config, because NVML takes milliseconds.
+    register_resolver(_name, _resolver)
 
 
 def hydra_compose(
     task: str, overrides: Sequence[str], conf: Path, with_hydra: bool = False
 ) -> DictConfig:
     """Return the config that Hydra composes for a command's overrides."""
-    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+    with config_folder(conf):
         return hydra.compose(task, list(overrides), return_hydra_config=with_hydra)
 
 
