@@ -1,5 +1,6 @@
 """A mistake in YAML, a module or a data module gets its cause and a cure that can be typed."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -80,6 +81,36 @@ ROWS = [
     Row("model=mine", "Write mlp, without", "", {"model/mine.yaml": "defaults: [model/mlp]\n"}),
     Row("trainer=mine", "no trainer.num_nodes", "",
         {"trainer/mine.yaml": "_target_: pytorch_lightning.Trainer\nmax_epochs: 3\n"}),
+    # Keys, choices and lines of lightning-hydra-template.
+    Row("hparams_search=x", "Use -m sweep=optuna, with"),
+    Row("ckpt_path=a.ckpt", "Use resume=<run> to resume, init=<file>", "resume=auto"),
+    Row("train=false", "use python evaluate.py checkpoint=<run>"),
+    Row("paths.data_dir=x", "no key paths. Leave it out."),
+    Row("extras=default", "Leave it out."),
+    Row("hydra=default", "There is no group hydra. Leave it out."),
+    Row("optimized_metric=val/mae", "Use objective=<metric>.", "objective=val/mae"),
+    Row("task_name=x", "Use name=<name>.", "name=x"),
+    Row("trainer=gpu", "Use strategy=gpu.", "strategy=cpu"),
+    Row("trainer=ddp", "Use strategy=ddp trainer.devices=<number>.", "strategy=ddp"),
+    Row("trainer=cpu.yaml", "Use strategy=cpu.", "strategy=cpu"),
+    Row("logger=tensorboard", "Leave it out"),
+    Row("logger.aim.experiment=x", "Leave it out, or use logger=wandb", "logger=wandb"),
+    Row("callbacks=default.yaml", "there is no conf/callbacks/default.yaml. Leave it out",
+        "callbacks=early_stopping"),
+    Row("callbacks.model_checkpoint.monitor=val/acc", "Use objective=<metric> and mode=<mode>",
+        "objective=val/acc"),
+    Row(MINE, "mine.yaml:2: nothing reads optimized_metric. Use objective=<metric>.",
+        f"{MINE} ~optimized_metric", mine(f"{H}optimized_metric: val/mae\n")),
+    Row(MINE, "There is no group paths. Leave it out.", "",
+        mine(f"{H}defaults: [override /paths: default]\n")),
+    Row(MINE, "Remove logger.tensorboard.name.", f"{MINE} logger.tensorboard.name=''",
+        mine(f"{H}logger:\n  tensorboard:\n    name: stars\n")),
+    Row("data=mnist.yaml", "there is no conf/data/mnist.yaml."),
+    # A key at the top level is read only if conf/train.yaml has it.
+    Row("foo=3", "Write a key of your own into conf/train.yaml."),
+    Row("trainer.min_epochs=3", "To add it, write +trainer.min_epochs=3.", "+trainer.min_epochs=3"),
+    Row("checkpoint.every=3", "Did you mean checkpoint.every_"),
+    Row("callbacks.x=3", "There is no key callbacks.x."),
     Row("model=mlp", "The config has no output_dir, seed", "",
         {"train.yaml": "defaults: [{data: synthetic}, {model: mlp}, {trainer: default}]\n"}),
 ]  # fmt: skip
@@ -120,6 +151,19 @@ def test_mistake_in_yaml_or_command_is_answered(
         assert answer([*overrides[:-1], *from_shell(cure)]) == ""
 
 
+def test_key_of_the_users_own_train_yaml_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the answer to a key at the top level says; nothing would read +width=3."""
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.chdir(tmp_path)
+    assert "nothing reads width" in answer(["+width=3"])
+    for key in ("width", "paths", "train"):  # keys of another template as well
+        with (tmp_path / "conf" / "train.yaml").open("a") as file:
+            file.write(f"{key}: 1\n")
+        assert answer([f"{key}=3"]) == ""
+
+
 def test_quoted_text_is_what_was_meant(tmp_path: Path) -> None:
     for value in ('it\'s "good" (or not)', "it's fine", "a(b)", "~x", '"', "a=b"):
         said = refusal(f"notes={value}")
@@ -144,6 +188,10 @@ class Data(pl.LightningDataModule):
 
 """,
 )
+TESTS = """
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", self(batch[0]).mean())
+"""
 SAMPLE_LINES = "    def __getitem__(self, index):\n" + SAMPLE
 SCHEDULE = """        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=TOTAL)
@@ -244,6 +292,32 @@ def test_file_at_resume_is_answered_by_init_which_trains(
     said = run(tmp_path, RIGHT, f"resume={run_dir}", "seed=3").stderr
     assert f"type init={run_dir} in place of resume" in said
     assert run(tmp_path, RIGHT, f"init={run_dir}", "seed=3").returncode == 0
+
+
+def test_file_at_checkpoint_is_answered_by_init_whose_run_can_be_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a checkpoint of Lightning's of another program, whose folder has no config."""
+    monkeypatch.chdir(tmp_path)
+    text = RIGHT + TESTS
+    tested = run(tmp_path, text, "output_dir=first", "watch=default")
+    assert tested.returncode == 0
+    best = next(tmp_path.glob("first/*/*/checkpoints/best.ckpt"))
+    shutil.copy(best, tmp_path / "old.ckpt")
+    said = command("evaluate.py", "checkpoint=old.ckpt").stderr
+    words = said.splitlines()[-1].split()
+    assert words[:2] == ["python", "train.py"]
+    assert words[-2:] == ["init=old.ckpt", "trainer.max_epochs=0"]
+    again = run(
+        tmp_path, text, "output_dir=second", "watch=default", "+trainer.min_epochs=3", *words[-2:]
+    )
+    assert again.returncode == 0
+    assert "WARNING" not in again.stderr
+    (first,), (second,) = (tmp_path.glob(f"{name}/*/*") for name in ("first", "second"))
+    results = [json.loads((folder / "results.json").read_text()) for folder in (first, second)]
+    assert results[0]["test/loss"] == results[1]["test/loss"]
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    assert command("evaluate.py", f"checkpoint={second}", environment=environment).returncode == 0
 
 
 def test_ctrl_c_while_a_command_imports_ends_it_in_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import harness
 from harness import UserError
 from harness.command.compose import compose_command
+from harness.suggestions import REPLACED
 from tests.conftest import ROOT
 
 LIBRARY = Path(harness.__file__).parent
@@ -62,7 +63,7 @@ def overrides() -> dict[str, str]:
         for text in texts(ast.parse(path.read_text())):
             for override in OVERRIDE.findall(text):
                 key = re.split(r"[./=]", override.lstrip("+"))[0]
-                if key in first and not NOT_TYPED.match(override):
+                if key in first and not NOT_TYPED.match(override) and override not in REPLACED:
                     found[override.rstrip(".,:'\")")] = path.relative_to(LIBRARY).as_posix()
     return found
 

@@ -35,6 +35,8 @@ RANGE = re.compile(r"(-?[\d.]+?)\.\.([\d.]*)")  # such as 1.. or 0.0..1.0 in the
 # Only a conf/train.yaml of version 0.3 may turn off Hydra's logging.
 HYDRA_SETTING = re.compile(r"hydra:|\s*- override /?hydra/(?!\w+_logging)")
 KINDS: dict[Any, type] = {"text": str, "list": list}
+# The place of TensorBoard's events, which the summary and a resumed run expect.
+EVENTS = {"save_dir": "${run_dir}", "name": "", "version": "tensorboard"}
 
 
 def check(command: Command) -> None:
@@ -125,6 +127,15 @@ def _check_entries(command: Command) -> None:
             )
         if node and node.get("_partial_"):
             raise UserError(f"{key}._partial_=true does not build {key}. Leave out _partial_.")
+        is_ours = node and node["_target_"] == "harness.loggers.tensorboard.TensorBoard"
+        for name, value in EVENTS.items() if is_ours else ():
+            found = OmegaConf.to_container(node).get(name, value) or ""  # type: ignore[union-attr]
+            if found != value:
+                raise UserError(
+                    f"{key}.{name}={found} moves the events out of <run>/tensorboard, where a "
+                    f"resumed run looks for them.\nRemove {key}.{name}. The folders of runs are "
+                    "named by name=<name>, and output_dir=<folder> holds them."
+                )
 
 
 def _refuse_settings_of_hydra(folders: list[Any]) -> None:

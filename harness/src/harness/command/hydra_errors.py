@@ -17,8 +17,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness.command.config_files import choices, folders, groups, hydra_compose
 from harness.display import display_path, quoted_override
 from harness.errors import UserError
-from harness.keys import last_part
-from harness.suggestions import SYNONYMS, suggest
+from harness.keys import is_within, last_part
+from harness.suggestions import SYNONYMS, replacement, suggest
 
 # Overrides of Lightning 1 and of scripts from its time, as patterns, and their replacements.
 OLD_KEYS = {
@@ -88,6 +88,8 @@ def _message(error: Exception, task: str, overrides: Sequence[str], conf: Path) 
         return match[0] + NO_PACKAGE
     if match := re.search(r"(In '.+'): Could not override '.+@(\w+)'\.", str(error)):
         return f"{match[1]}: write override /{match[2]}: <choice>, with the slash."
+    if match := re.match(r"(In '.+': )?Could not override '([\w/]+)'\. No match", str(error)):
+        return f"{match[1] or ''}There is no group {match[2]}.{replacement(match[2])}"
     if "Cannot merge DictConfig with ListConfig" in str(error):
         found = re.match(r"In '.+': ", str(error))
         return (
@@ -148,19 +150,23 @@ def _unknown_choice(group: str, choice: str, conf: Path, options: Iterable[str] 
     name = Path(choice).stem
     if name in choices(conf, root) and (name != choice or inner == root):
         return f"There is no conf/{group}/{choice}.yaml. Write {name}, without folder and ending."
+    choice = choice.removesuffix(".yaml")
     if (file := conf / group / f"{choice}.yml").exists():
         return f"{group}={choice}: rename {display_path(file)} to {choice}.yaml."
     # Hydra has no options for a group that takes a list. Files that begin with _ are not choices.
     names = [name for name in options or choices(conf, group) if not name.startswith("_")]
     return (
         f"{group}={choice}: there is no conf/{group}/{choice}.yaml."
-        f"{suggest(choice, names, prefix=f'{group}=')}\nChoices: {', '.join(names)}."
+        f"{replacement(f'{group}={choice}') or suggest(choice, names, prefix=f'{group}=')}\n"
+        f"Choices: {', '.join(names)}."
     )
 
 
 def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> str:
     """Return the message for a key that does not exist, with a similar key or a choice."""
     group, _, name = key.partition(".")
+    if cure := replacement(key):
+        return f"There is no key {key}.{cure}"
     if name and name.partition(".")[0] in choices(conf, group):
         return f"There is no key {key} without {group}={name.partition('.')[0]}. Add this override."
     pairs = [override.partition("=") for override in overrides]
@@ -176,7 +182,10 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
     if OmegaConf.is_dict(node) and last.isdigit() and int(last) in node:
         return f"The keys of {parent} are numbers. Write {parent}={{{last}:{value}}}"
     hint = suggest_key(key, cfg, conf)
-    return f"There is no key {key}.{hint}\nTo add a new key, write +{key}={value}."
+    if not name:  # nothing would read +key
+        return f"There is no key {key}.{hint or ' Write a key of your own into conf/train.yaml.'}"
+    is_read = group in by_group and parent not in ("callbacks", "logger")  # entries need a _target_
+    return f"There is no key {key}.{hint}" + f"\nTo add it, write +{key}={value}." * is_read
 
 
 def suggest_key(key: str, cfg: DictConfig, conf: Path) -> str:
@@ -185,15 +194,19 @@ def suggest_key(key: str, cfg: DictConfig, conf: Path) -> str:
     Keys with the same parent come before other keys.
     """
     all_groups = groups(conf)
+    if cure := replacement(key):
+        return cure
     if inner := [name for name in all_groups if name.endswith(f"/{key}")]:
         return f" Did you mean {inner[0]}=<choice>?"
-    keys = [name for name in _keys_below(cfg) if name != key and not name.startswith(f"{key}.")]
+    keys = [name for name in _keys_below(cfg) if not is_within(name, [key])]
+    keys = [name for name in keys if not is_within(key, [name])]
     parent, _, last = key.rpartition(".")
     siblings = [name for name in keys if parent and name.rpartition(".")[0] == parent]
     for name in (*siblings, *keys):
         if last_part(name) == SYNONYMS.get(last, last):
             return f" Did you mean {name}?"
-    return suggest(key, siblings) or suggest(key, [*keys, *all_groups])
+    near = suggest(last, map(last_part, siblings), prefix=f"{parent}.")
+    return near or suggest(key, [*keys, *all_groups])
 
 
 def _keys_below(node: DictConfig, prefix: str = "") -> Iterator[str]:

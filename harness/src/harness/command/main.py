@@ -48,6 +48,7 @@ from harness.errors import (
     print_text,
     printable,
 )
+from harness.failed_imports import describe_failed_import
 from harness.files import DISK_FULL, LIBRARY
 from harness.keys import flatten, is_within
 from harness.strategies import launch_checks
@@ -268,6 +269,8 @@ def exit_if_user_error(error: Exception) -> None:
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return
+    if failed := describe_failed_import(error):
+        exit_with(failed)
     # Imports torch, which most commands have imported before an error gets here.
     from harness.training import user_errors
 

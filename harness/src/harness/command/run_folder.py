@@ -165,7 +165,8 @@ def config_of_checkpoint(checkpoint: Path) -> Path:
     if not config.is_file():
         raise UserError(
             f"checkpoint={checkpoint} needs the config of its run, but {config} does not exist.\n"
-            "Keep a checkpoint in the checkpoints/ folder of its run."
+            "Keep it in the checkpoints/ folder of its run. To make a run of another file:\n"
+            f"python train.py <overrides> init={checkpoint} trainer.max_epochs=0"
         )
     for run_dir in {config.parent, checkpoint.absolute().parent.parent}:
         if is_run(run_dir):

@@ -161,6 +161,10 @@ def best_weights(trainer: pl.Trainer) -> Path | None:
     the checkpoint is damaged, or hooks set other weights at the end. The run logs the reason.
     """
     path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if trainer.max_epochs == 0 and trainer.checkpoint_callback is not None:
+        # The run only tests the weights of init. evaluate.py and predict.py read them from here.
+        path = Path(trainer.default_root_dir, "checkpoints", BEST)
+        trainer.save_checkpoint(path, weights_only=True)
     if not path:
         is_dry: bool = trainer.fast_dev_run  # type: ignore[attr-defined]  # set untyped
         is_expected = trainer.checkpoint_callback is not None and not is_dry

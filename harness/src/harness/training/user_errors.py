@@ -20,6 +20,7 @@ from omegaconf.errors import ConfigAttributeError
 
 from harness.display import display_path
 from harness.errors import TrainingError, UserError
+from harness.failed_imports import cure_of_import, installed_package, missing_module
 from harness.files import LIBRARY
 from harness.monitoring.objective import missing_objective
 from harness.suggestions import suggest
@@ -153,14 +154,6 @@ def format_line(path: str, line: traceback.FrameSummary) -> str:
     return where if line.name == "<module>" else f"{where} in {line.name}"
 
 
-def installed_package(path: Path) -> tuple[Path, str]:
-    """Return the site-packages folder and the package's name, which is "" if none is installed."""
-    for folder in path.parents:
-        if folder.name.endswith("-packages"):
-            return folder, path.relative_to(folder).parts[0].removesuffix(".py")
-    return path, ""
-
-
 def is_user_code(file: str) -> bool:
     """Return whether a file is the user's: not Python's, this library's, installed or compiled."""
     path = Path(file).resolve()
@@ -199,6 +192,7 @@ def describe_user_error(error: BaseException) -> str | None:
     error = _hidden_cause(error)
     info = read_error(error)
     hint = next((HINTS[pattern] for pattern in HINTS if re.search(pattern, info.message)), "")
+    hint = hint or cure_of_import(error) or missing_module(info.message)
     is_mistake = hint or info.user_line or info.package_line or info.is_called_by_lightning
     if isinstance(error, TrainingError) or not is_mistake:
         return None
@@ -274,6 +268,8 @@ def _describe_build_error(error: InstantiationException, cfg: DictConfig | None)
     if unknown and unknown[1] in node:  # a class with **kwargs has passed the argument on
         hint = suggest(unknown[1], {*map(str, node)} - {unknown[1]})
         return f"{key}: {node['_target_']} has no argument {unknown[1]}.{hint}"
+    if cure := cure_of_import(cause):
+        return f"{'' if info.user_line else f'{key}: '}{info.headline}\n{cure}"
     if info.user_line:
         return f"{info.headline}\nThe error occurred while {key} was built. {SHOWS_TRACEBACK}"
     for pattern, hint in TRAINER_HINTS.items():
