@@ -52,7 +52,7 @@ def show_start(cfg: DictConfig, trainer: pl.Trainer, model: pl.LightningModule) 
     num = sum(p.numel() for p in parameters)
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)
     rows = {
-        "device": f"{device} ({name or f'{torch.get_num_threads()} threads'})"
+        "device": f"{device} ({name or f'threads: {torch.get_num_threads()}'})"
         + ", no GPU found" * is_surprise,
         "strategy": f"{type(trainer.strategy).__name__}, {processes}",
         "precision": str(trainer.precision) + tf32_hint(cfg, trainer),
