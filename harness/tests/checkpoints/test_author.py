@@ -63,6 +63,7 @@ def test_hyper_parameters_that_are_not_plain_are_left_out_said_once_and_built_ag
     run = train(*SHORT, *template, f"output_dir={tmp_path}")
     told = (run.folder / "run.log").read_text()
     assert told.count("Checkpoints leave out the hyper-parameters net, ") == 1
+    assert "If your code reads them, as in self.hparams.optimizer, leave them" in told  # see below
     assert torch.load(run.checkpoint)["hyper_parameters"].keys() & {"net", "kept"} == set()
     reference = contents(run.folder)
     leave_at(run.folder, 2)

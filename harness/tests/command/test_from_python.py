@@ -33,11 +33,16 @@ def test_run_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     images = torch.rand(3, 1, 8, 8)
     assert run.model(images).shape == (3, 10)
     assert not run.model.training
+    data: Any = load_run(run.folder).data
+    data.prepare_data()
+    data.setup("test")
+    num_samples = sum(len(labels) for _, labels in data.test_dataloader())
     again = evaluate(run.checkpoint)
     assert again.folder.parent == run.folder / "evaluate"
     assert again.results["test/loss"] == pytest.approx(run.results["test/loss"], abs=1e-6)
     table = predict(run.checkpoint, f"output={tmp_path / 'table.csv'}")
-    assert len(table.read_text().splitlines()) == 361
+    assert len(table.read_text().splitlines()) == 361 == num_samples + 1
+    assert type(again.data) is type(data)
 
 
 def test_interrupted_run_saves_and_leaves_the_caller_alive(tmp_path: Path) -> None:

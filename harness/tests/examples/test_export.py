@@ -134,13 +134,17 @@ class Bare(pl.LightningModule):
 
 
 def test_a_module_without_forward_gives_its_only_child_as_a_test_calls_it() -> None:
-    model = Bare(lambda net, x: net(x, input2=2 * x))
-    module, inputs = first_call(model, None)
-    assert module is model.net
-    assert {name: tensor.sum() for name, tensor in inputs.items()} == {"input1": 8, "input2": 16}
-    for model in (Bare(lambda net, x: None), Bare(lambda net, x: net.forward(x, x))):
-        with pytest.raises(UserError, match=r"Bare never calls self\(...\) in test_step"):
-            first_call(model, None)
+    for model in (
+        Bare(lambda net, x: net(x, input2=2 * x)),
+        Bare(lambda net, x: net.forward(x, 2 * x)),  # which calls no hook
+    ):
+        module, inputs = first_call(model, None)
+        assert module is model.net
+        sums = {name: tensor.sum() for name, tensor in inputs.items()}
+        assert sums == {"input1": 8, "input2": 16}
+        assert "forward" not in vars(module)
+    with pytest.raises(UserError, match=r"Bare never calls self\(...\) in test_step"):
+        first_call(Bare(lambda net, x: None), None)
 
 
 class ByName(pl.LightningModule):

@@ -28,7 +28,8 @@ CLASSES = ("hparams_type", "datamodule_hparams_type")  # classes of the hyper-pa
 SETTINGS_LEFT_OUT = (
     "Checkpoints leave out the hyper-parameters %s. A resumed run builds them from its config.\n"
     "Use numbers, text, and lists and dicts of these. Exclude other hyper-parameters with "
-    "self.save_hyperparameters(ignore=[...])."
+    "self.save_hyperparameters(ignore=[...]). If your code reads them, as in "
+    "self.hparams.optimizer, leave them as they are."
 )
 OBJECTS_LEFT_OUT = (
     "Checkpoints leave out %s. No run can resume from these checkpoints.\nSave numbers, text, "

@@ -68,6 +68,24 @@ class Run:
         Raises:
             UserError: if the run has no checkpoint, or its config has a name that is not allowed.
         """
+        self._load_rules()
+        from harness.training.train import load_model
+
+        return load_model(self.config, self.checkpoint)
+
+    @cached_property
+    def data(self) -> "pl.LightningDataModule | None":
+        """Return the data module, before its ``prepare_data`` and ``setup``; None with data=null.
+
+        Raises:
+            UserError: if the run's config has a name that is not allowed.
+        """
+        self._load_rules()
+        from harness.training.train import load_data
+
+        return load_data(self.config)
+
+    def _load_rules(self) -> None:
         if not (self.conf / targets.RULES).is_file():
             raise UserError(
                 f"{self.conf / targets.RULES} does not exist. This file must list the packages "
@@ -75,9 +93,6 @@ class Run:
                 "Use load_run(<folder>, conf=<the folder of the config files>)."
             )
         targets.load_rules(self.conf)
-        from harness.training.train import load_model
-
-        return load_model(self.config, self.checkpoint)
 
     @property
     def checkpoint(self) -> Path:

@@ -29,7 +29,7 @@ from harness.distributed.launcher import global_rank
 from harness.errors import AgreedExit, UserError
 from harness.features import trackers
 from harness.loggers.rewind import Logs
-from harness.training.build import as_user_errors, build, make, seed
+from harness.training.build import as_user_errors, build, make, seed, training_folder
 from harness.training.check_targets import check_targets
 from harness.training.summary import LAST_WEIGHTS, finish, scalar_metrics, show, show_start
 
@@ -115,6 +115,15 @@ def load_model(cfg: DictConfig, checkpoint: Path) -> pl.LightningModule:
         log.warning("%s", changes)
     load_weights(model, verified(checkpoint))
     return model.eval()
+
+
+def load_data(cfg: DictConfig) -> pl.LightningDataModule | None:
+    """Build a run's data module with the facts of its training."""
+    with as_user_errors():
+        check_targets(OmegaConf.masked_copy(cfg, ["data"]))
+        data = None if cfg.data is None else make(cfg.data)
+        facts.restore_facts(data, training_folder(cfg))
+    return data
 
 
 def missing_method(
