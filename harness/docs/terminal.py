@@ -1,4 +1,4 @@
-"""Draw harness/docs/terminal.svg, the terminal of a first training.
+"""Draw harness/docs/terminal.svg: two processes train, Ctrl-C ends them, and they resume.
 
 python harness/docs/terminal.py
 """
@@ -6,7 +6,6 @@ python harness/docs/terminal.py
 import os
 import pty
 import re
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 118
-OVERRIDES = ["experiment=synthetic"]
+OVERRIDES = ["strategy=ddp", "trainer.devices=2", "trainer.max_epochs=5"]
 # The format of rich's own picture, without the fonts that it would fetch from the network.
 FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -37,8 +36,8 @@ FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/sv
 """
 
 
-def record(overrides: list[str]) -> str:
-    """Return everything that a training writes to a terminal."""
+def record(overrides: list[str], stop_at: bytes | None = None) -> str:
+    """Return everything that a training writes to a terminal; after ``stop_at`` press Ctrl-C."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -52,6 +51,8 @@ def record(overrides: list[str]) -> str:
             break
         if not data:
             break
+        if stop_at and stop_at not in written and stop_at in written + data:
+            os.write(terminal, b"\x03")
         written += data
     os.waitpid(pid, 0)
     return written.decode()
@@ -75,14 +76,17 @@ def screen(written: str) -> list[str]:
 def main() -> None:
     """Train, and draw the screen."""
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
-        written = record([*OVERRIDES, f"output_dir={folder}"])
-        written = written.replace(f"{Path(folder).name}/", "outputs/").replace(f"{ROOT}/", "")
-        shutil.rmtree(folder, ignore_errors=True)
-        Path(folder).mkdir()
+        output = f"output_dir={folder}"
+        commands = {
+            " ".join(OVERRIDES): record([*OVERRIDES, output], stop_at=b"epoch 2"),
+            "resume=auto": record(["resume=auto", output]),
+        }
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(f"[bold green]$[/] python train.py {' '.join(OVERRIDES)}", highlight=False)
-    for line in screen(written):
-        console.print(Text.from_ansi(line), soft_wrap=True)
+    for typed, written in commands.items():
+        console.print(f"[bold green]$[/] python train.py {typed}", highlight=False)
+        shown = written.replace(f"{Path(folder).name}/", "outputs/").replace(f"{ROOT}/", "")
+        for line in screen(shown):
+            console.print(Text.from_ansi(line), soft_wrap=True)
     picture = console.export_svg(title="train.py", code_format=FORMAT, unique_id="t")
     (ROOT / "harness" / "docs" / "terminal.svg").write_text(picture)
 
