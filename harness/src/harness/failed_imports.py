@@ -6,13 +6,14 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.targets import EXTRAS, USUAL
-
+EXTRAS = {"timm": "timm", "tokenizers": "text"}  # package -> the extra that installs it
 # Packages that are installed by another name than the module's.
 DISTRIBUTIONS = {
     **{"cv2": "opencv-python", "PIL": "pillow", "skimage": "scikit-image"},
     **{"sklearn": "scikit-learn", "yaml": "pyyaml"},
 }
+# Packages that no run does without.
+NEEDED = ("torch", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy", "yaml")
 BUILT_FOR = ("torch", "numpy")  # a package with compiled code fits only some of their versions
 
 
@@ -33,7 +34,7 @@ def cure_of_import(error: BaseException) -> str:
     if not (package := _failing_package(error)):
         return ""
     distribution, version = DISTRIBUTIONS.get(package, package), _version(package)
-    if package in USUAL:
+    if package in NEEDED:
         pinned = f"{distribution}=={version}" if version else distribution
         return f"Install {package} again: pip install --force-reinstall {pinned}"
     installed = " and ".join(f"{name} {_version(name)}" for name in BUILT_FOR)

@@ -32,10 +32,10 @@ from packaging.utils import canonicalize_name
 from harness.compat import hydra_versions
 from harness.display import display_path
 from harness.errors import UserError
+from harness.failed_imports import missing_module
 from harness.suggestions import suggest
 
 RULES = "rules.yaml"
-EXTRAS = {"timm": "timm", "tokenizers": "text"}  # package -> the extra that installs it
 VARIABLE = "YAML_ALLOWED"  # more names, separated by commas, for a process and its children
 # These packages need no look-up in the metadata of all packages, which takes 0.5 seconds.
 USUAL = (__package__, "torch", "pytorch_lightning", "lightning", "torchmetrics", "optuna", "timm")
@@ -123,6 +123,8 @@ def check(cfg: Any) -> None:
         for flag in ("_partial_", "_recursive_"):
             if not isinstance(node.get(flag, True), bool):
                 raise UserError(f"{key}.{flag}={node[flag]} must be true or false.")
+        if package == "src" and _allowed_names and not is_in_rules("src"):
+            raise UserError(f"{key}._target_: {name}: write {_allowed_names[0]} in place of src.")
         if package in USUAL or name in EXACT or is_in_rules(name) or package in _required_modules():
             continue
         if package in sys.modules or find_spec(package) is not None:  # else the import reports it
@@ -155,8 +157,8 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
                 raise InstantiationException(f"{name}\nfull_key: {key}") from cause
             siblings = vars(sys.modules[parent]) if parent in sys.modules else ()
             hint = suggest(last, siblings, f"{parent}.")
-            if absent in EXTRAS:
-                hint = f" Install it: pip install -e '.[{EXTRAS[absent]}]'."
+            if absent and not parent:
+                hint = suggest(absent, USUAL) or f"\n{missing_module(str(cause))}"
             raise UserError(f"{key}._target_: {name} does not exist.{hint}") from error
         _check_object(key, name, target)
         yield key, node, target

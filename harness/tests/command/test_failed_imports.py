@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from harness import UserError, targets
 from harness.testing import command as typed
 from tests.command.test_answers import run
 from tests.conftest import ROOT
@@ -78,3 +80,19 @@ def late(module: str) -> str:
     step = "        x, y = batch\n        loss"
     assert step in RIGHT
     return RIGHT.replace(step, f"        import {module}\n{step}")
+
+
+def test_package_that_a_yaml_file_names_is_answered(tmp_path: Path) -> None:
+    for target, cure in (
+        (
+            "wanted.Net",
+            "model._target_: wanted.Net does not exist.\nAdd wanted to requirements.txt",
+        ),
+        ("torhc.nn.Linear", "torhc.nn.Linear does not exist. Did you mean torch?"),
+        ("src.models.Net", "model._target_: src.models.Net: write small in place of src."),
+    ):
+        cfg = OmegaConf.create({"model": {"_target_": target}})
+        targets.load_rules(ROOT / "conf")
+        with pytest.raises(UserError, match=r"does not exist|in place of") as told:
+            list(targets.import_targets(cfg))
+        assert cure in str(told.value)
