@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import slurm as cluster
 from tests.cluster.hosts import Network, missing
+from tests.cluster.slurm import Slurm
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,21 @@ def network(both_hosts: Network) -> Iterator[Network]:
 def folder(tmp_path: Path) -> Path:
     """The folder for a test's runs; both hosts share it."""
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A cluster for the tests of one file."""
+    if reason := cluster.missing():
+        pytest.skip(reason)
+    started = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def slurm(session: Slurm) -> Iterator[Slurm]:
+    """A cluster that has no jobs."""
+    session.wait_until_idle()
+    yield session
+    session.clear()

@@ -1,13 +1,11 @@
 """Real Slurm on two nodes starts one run, in one folder, which resumes after a restart."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from tests.cluster import slurm as cluster
 from tests.cluster.runs import NUM_STEPS, WORDS, finished, num_steps, run_folders, where
 from tests.cluster.slurm import Slurm
 from tests.conftest import ROOT
@@ -18,24 +16,6 @@ pytestmark = pytest.mark.slow
 TWO = ("--nodes=2", "--ntasks-per-node=1")
 ON_BOTH = ("trainer.devices=1", "trainer.num_nodes=2", "resume=auto")
 NOT_LOST = 2  # steps that two attempts may both have done: none was saved, or one was traced twice
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A cluster for the tests of this file."""
-    if reason := cluster.missing():
-        pytest.skip(reason)
-    started = Slurm(tmp_path_factory.mktemp("slurm"))
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def slurm(session: Slurm) -> Iterator[Slurm]:
-    """A cluster that has no jobs."""
-    session.wait_until_idle()
-    yield session
-    session.clear()
 
 
 def words(folder: Path, *more: str, seconds_per_batch: float = 0.5) -> list[str]:

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 from lightning_fabric.strategies.launchers import subprocess_script as fabric_launcher
 from pytorch_lightning.strategies.launchers import subprocess_script as launcher
 
-from harness import sweeps
 from harness.command import main as cli
+from harness.sweeps import processes
 from harness.training import train  # noqa: F401  # imports what a run needs
 
 BEGAN_WITH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -148,7 +148,7 @@ def run_command(arguments: list[str], env: dict[str, str]) -> NoReturn:
         follow_pythonpath(env)
         launcher.subprocess = RanksModule  # type: ignore[misc,assignment]
         fabric_launcher.subprocess = RanksModule  # type: ignore[misc,assignment]
-        sweeps.subprocess = JobsModule  # type: ignore[misc,assignment]
+        processes.subprocess = JobsModule  # type: ignore[misc,assignment]
         cli.main(Path(arguments[0]).stem, "conf")
 
     be(command)

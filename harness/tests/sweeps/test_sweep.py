@@ -304,7 +304,7 @@ def with_space(tmp_path: Path, *lines: str) -> Path:
 def test_a_search_space_is_kept_in_a_yaml_file(tmp_path: Path, monkeypatch) -> None:
     conf = with_space(tmp_path, "model.optimizer.lr: [0.001, 0.01]", "seed: 1,2", "tags: '[a],[b]'")
     queues = []
-    monkeypatch.setattr(sweep, "run_jobs", lambda queue, *_: queues.append(queue) or 1)
+    monkeypatch.setattr(sweep, "run_jobs", lambda queue, *_: queues.append(queue) or (1, []))
     overrides = ["sweep=mine", "tags=[c]", f"output_dir={tmp_path}"]
     with pytest.raises(SystemExit):
         sweep.run("train", conf, overrides)

@@ -62,6 +62,8 @@ def check(command: Command) -> None:
     if command.task == "train":
         _check_training(command)
         _check_objective(command, files)
+    if command.is_on_slurm:
+        return  # each job checks the devices of its own machine
     check_gpus(cfg)
     check_devices(cfg)
 
@@ -230,18 +232,20 @@ def _check_training(command: Command) -> None:
         raise UserError(f"name={cfg.name} must be a folder below output_dir, without '..'.")
     if cfg.resume is not None and cfg.checkpoint is None:
         raise UserError(f"resume={cfg.resume} needs its checkpoints: leave out checkpoint=null.")
-    if command.is_sweep and (
-        cfg.trainer.get("num_nodes", 1) > 1 or launcher().has_several_processes
-    ):
+    if not command.is_sweep:
+        return
+    if cfg.trainer.get("num_nodes", 1) > 1 or launcher().has_several_processes:
+        where = "by srun: use sweep.sbatch.nodes" if command.is_on_slurm else "on this machine"
         raise UserError(
-            "A sweep runs its jobs on this machine, and starts their processes by itself. Leave "
-            "out trainer.num_nodes, torchrun and srun."
+            f"A sweep starts the processes of its jobs by itself, {where}. Leave out "
+            "trainer.num_nodes, torchrun and srun."
         )
     per_gpu = command.sweep.get("jobs_per_gpu", 1)  # a project's own sweep/grid.yaml may lack it
-    if command.is_sweep and per_gpu > 1 and cfg.gpus.order != "visible":
+    if per_gpu > 1 and (command.is_on_slurm or cfg.gpus.order != "visible"):
+        other = "sweep=slurm" if command.is_on_slurm else f"gpus={cfg.gpus.order}"
         raise UserError(
-            f"sweep.jobs_per_gpu={per_gpu} lets jobs share a GPU, but gpus={cfg.gpus.order} locks "
-            "each GPU for one job. Leave out one of them."
+            f"sweep.jobs_per_gpu={per_gpu} lets jobs share a GPU, but {other} locks each GPU for "
+            "one job. Leave out one of them."
         )
 
 

@@ -62,6 +62,11 @@ class Command:
     sweep: dict[str, Any] = field(default_factory=dict)
     sweep_dir: str | None = None
 
+    @property
+    def is_on_slurm(self) -> bool:
+        """Whether the jobs of this sweep run on a cluster, and not on this machine."""
+        return self.is_sweep and "sbatch" in self.sweep
+
 
 def compose(task: str, overrides: Sequence[str] = (), conf: str | Path = "conf") -> DictConfig:
     """Return the config for overrides such as ``"model=mlp"``; a UserError if one is invalid."""

@@ -2,7 +2,7 @@
 
 In: overrides, some with several values. Out: a folder with a run for each job, and the exit status.
 Each combination is a job, numbered as by Hydra's own sweeper, or Optuna suggests the jobs. Next:
-``sweeps``, whose jobs begin at ``command.main``.
+``sweeps``, which runs the jobs on this machine or on a cluster. They begin at ``command.main``.
 """
 
 import itertools
@@ -27,12 +27,19 @@ from harness.command.hydra_errors import explaining_errors
 from harness.devices import VISIBLE, num_gpus, usable_cores
 from harness.display import display_path
 from harness.errors import UserError, print_text
+from harness.keys import is_within
 from harness.runs.reading import as_frame
 from harness.runs.table import REPEATS, overview, show
-from harness.sweeps import Job, Queue, Slot, Study, run_jobs
+from harness.sweeps import slurm
+from harness.sweeps.driver import Place, run_jobs
+from harness.sweeps.processes import Processes, Slot
+from harness.sweeps.queue import Job, Queue, Study
 
 # Keys that may differ when a sweep is resumed.
-CHANGEABLE_ON_RESUME = ("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials")
+CHANGEABLE_ON_RESUME = [
+    *("sweep.num_parallel", "sweep.jobs_per_gpu", "sweep.num_trials", "sweep.wait"),
+    *("sweep.dry_run", "sweep.poll_seconds", "sweep.setup", "sweep.sbatch"),
+]
 PASSWORD = re.compile(r"(://[^:/@\s]*):[^/@\s]*@")  # in the URL of a database
 
 
@@ -51,7 +58,8 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     arguments = parse_overrides(task, typed, conf)
     resume = [o.partition("=")[2] for o in arguments if key_of(o) == "resume"][-1:]
     arguments = [argument for argument in arguments if key_of(argument) != "resume"]
-    resume_with = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(arguments)}")
+    lasting = [o for o in arguments if key_of(o) not in ("sweep.wait", "sweep.dry_run")]
+    resume_with = PASSWORD.sub(r"\1:***@", f"{typed_program} resume=auto {shlex.join(lasting)}")
     if not arguments:
         raise UserError(f"-m has nothing to try. Add values: {typed_program} seed=1,2,3")
     if resume not in ([], ["auto"], ["null"]):
@@ -67,26 +75,42 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
     _check_each(command, overrides)
     jobs = [o for o in overrides if o.key_or_group.partition(".")[0] != "sweep"]
     open_queue = _queue(command, jobs)
+    if command.is_on_slurm:
+        slurm.check(command.sweep)
+    program = [sys.executable, *program]
     parent = Path(command.cfg.output_dir, "sweeps", command.cfg.name)
     folder = _find_sweep(parent, arguments) if resume == ["auto"] else None
+    if command.sweep.get("dry_run"):
+        _print_submissions(command, program, jobs, folder or parent / "<date>_<time>")
+        return
     if folder is None:
         folder = run_folder.make(parent)
         run_folder.save_overrides(arguments, folder)
     with run_folder.locked(folder):
-        queue, (slots, reason) = open_queue(folder), _choose_slots(command)
+        queue, wait = open_queue(folder), command.sweep.get("wait", True)
+        place, reason = _choose_place(command, program, folder, queue)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         text = f"{queue.num_jobs} jobs in {display_path(folder)}, {max(left, 0)} to run"
-        print_text(f"{text}, {len(slots)} at a time{reason}")
-        signum = run_jobs(queue, [sys.executable, *program], slots)
-    if runs := [job.run for job in queue.jobs if job.folder.exists()]:
-        show(overview(as_frame(runs)).to_dicts())
-    counts = Counter(run["status"] for run in runs)
-    counts += Counter(waiting=len(queue.jobs) - len(runs))  # + removes counts of 0
-    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    print_text(f"sweep folder: {display_path(folder)}: {text}")
+        print_text(f"{text}, {place.num_parallel} at a time{reason}")
+        signum, continuing = run_jobs(queue, place, wait)
+    counts = _print_jobs(queue, continuing, folder)
     if signum or counts.keys() != {"finished"}:
         print_text(f"Resume with: {resume_with}")
-        sys.exit(128 + signum if signum else 1)
+        if wait or signum or counts.keys() - {"finished", "running", "waiting"}:
+            sys.exit(128 + signum if signum else 1)
+
+
+def _print_jobs(queue: Queue, continuing: Sequence[Job], folder: Path) -> "Counter[str]":
+    """Print a table of a sweep's jobs, and return how many there are of each status."""
+    runs = [(job, job.run) for job in queue.jobs if job.folder.exists()]
+    shown = [run for job, run in runs if run["status"] == "running" or job not in continuing]
+    if shown:
+        show(overview(as_frame(shown)).to_dicts())
+    counts = Counter(run["status"] for run in shown)
+    counts += Counter(waiting=len(queue.jobs) - len(shown))  # + removes counts of 0
+    text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    print_text(f"sweep folder: {display_path(folder)}: {text}")
+    return counts
 
 
 def _params_overrides(command: Command, arguments: Sequence[str]) -> list[str]:
@@ -117,7 +141,8 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
         if not override.is_sweep_override() or isinstance(override.value(), IntervalSweep):
             continue
         key = override.key_or_group
-        if key == "trainer.devices" and command.cfg.trainer.accelerator != "cpu" and num_gpus():
+        is_on_gpus = command.cfg.trainer.accelerator != "cpu" and not command.is_on_slurm
+        if key == "trainer.devices" and is_on_gpus and num_gpus():
             raise UserError(
                 f"{override.input_line}: all jobs of a sweep must use the same number of GPUs.\n"
                 "Give trainer.devices one value, and start a sweep for each number."
@@ -176,13 +201,38 @@ def _find_sweep(parent: Path, arguments: Sequence[str]) -> Path | None:
     """Return the newest sweep with these overrides, ignoring those that may change."""
 
     def fixed(overrides: Sequence[str]) -> list[str]:
-        return [override for override in overrides if key_of(override) not in CHANGEABLE_ON_RESUME]
+        return [o for o in overrides if not is_within(key_of(o), CHANGEABLE_ON_RESUME)]
 
     for folder in reversed(run_folder.runs_in(parent)):
         if fixed(run_folder.load_overrides(folder)) == fixed(arguments):
             return folder
     print_text(f"There is no sweep with these overrides in {parent} to resume: a new sweep starts.")
     return None
+
+
+def _choose_place(
+    command: Command, program: Sequence[str], folder: Path, queue: Queue
+) -> tuple[Place, str]:
+    """Return where the jobs of a sweep run, and a text about their number at a time, or ""."""
+    if not command.is_on_slurm:
+        slots, reason = _choose_slots(command)
+        return Processes(program, slots), reason
+    num = command.sweep["num_parallel"]
+    if num == "auto":  # later trials of a study learn from earlier ones
+        num = max(1, queue.num_jobs // 5 if isinstance(queue, Study) else queue.num_jobs)
+    return slurm.SlurmJobs(folder, program, command.sweep, num), " as Slurm jobs"
+
+
+def _print_submissions(
+    command: Command, program: Sequence[str], overrides: Sequence[Override], folder: Path
+) -> None:
+    """Print the script of the first Slurm job, and the overrides of all jobs."""
+    queue = Queue([Job(0, [*map(_first_value, overrides)], folder / "0")])
+    if "num_trials" not in command.sweep:
+        queue = _queue(command, overrides)(folder)
+    print(slurm.SlurmJobs(folder, program, command.sweep, 1).preview(queue.jobs[0]))
+    for job in queue.jobs:
+        print(f"job {job.number}: {shlex.join(job.overrides)}")
 
 
 def _choose_slots(command: Command) -> tuple[list[Slot], str]:

@@ -1,36 +1,24 @@
-"""Run the jobs of a sweep in parallel, each in its own process and folder. Imports no torch.
+"""The jobs of a sweep: those of a grid, or those that Optuna suggests. Imports no torch.
 
-In: a queue of jobs, from a grid or from Optuna, and slots for them. Out: the signal that stopped
-the sweep, or 0. Next: ``command.main`` in each process. If the driver (the process of the sweep) is
-killed, its jobs save and end with it. The next driver reads the jobs' folders, and runs the jobs
-that have not finished.
+In: overrides, and the results in the jobs' folders. Out: the next job to start. Next: ``driver``.
 """
 
 import math
-import os
-import shlex
-import signal
-import subprocess
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
 from harness import provenance
-from harness.devices import VISIBLE
-from harness.distributed import parent_process, shutdown
-from harness.errors import UserError, print_text
+from harness.errors import UserError
 from harness.runs import reading
 from harness.targets import instantiate
 
-SCREEN = "screen.log"  # the output of a job's process, in the job's folder
-POLL_SECONDS = 0.1
+SCREEN = "screen.log"  # the output of a job, in its folder
 
 
 @dataclass
@@ -47,31 +35,26 @@ class Job:
         return reading.read(self.folder)
 
 
-@dataclass(frozen=True)
-class Slot:
-    """The GPUs and threads for one running job; ``None`` sets no limit."""
-
-    gpus: str | None = None  # the value of CUDA_VISIBLE_DEVICES
-    num_threads: int | None = None
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Return the environment variables of the jobs in this slot."""
-        values = {VISIBLE: self.gpus, "OMP_NUM_THREADS": self.num_threads}
-        return {name: str(value) for name, value in values.items() if value is not None}
+def note_failure(job: Job, reason: str) -> None:
+    """Record that a job has failed, unless its run has begun, which records its own failure."""
+    has_begun = bool(provenance.read(job.folder).get("starts"))
+    if not has_begun and job.run["status"] != "failed":
+        provenance.note(job.folder, status="failed", reason=reason)
 
 
 class Queue:
     """The ``jobs`` of a sweep, those ``waiting`` to run, and their total number."""
 
+    done: tuple[str, ...] = ("finished",)  # a failed job runs again
+
     def __init__(self, jobs: Sequence[Job] = ()) -> None:
         self.jobs, self.waiting, self.num_jobs = [*jobs], [*jobs], len(jobs)
 
     def next(self) -> Job | None:
-        """Take the next waiting job that has not finished; a failed job runs again."""
+        """Take the next waiting job that is not done."""
         while self.waiting:
             job = self.waiting.pop(0)
-            if (run := job.run)["status"] != "finished":
+            if (run := job.run)["status"] not in self.done:
                 return job
             self.end(job, run)
         return None
@@ -89,6 +72,8 @@ class Study(Queue):
     Raises:
         UserError: if an override, or a setting below ``sweep``, is invalid.
     """
+
+    done = ("finished", "failed")  # in place of a failed trial, the study suggests another one
 
     def __init__(self, settings: dict[str, Any], mode: str, overrides: Sequence[Override]) -> None:
         super().__init__()
@@ -175,77 +160,3 @@ class Study(Queue):
     def _job(self, trial: Any) -> Job:
         suggested = [f"{key}={value}" for key, value in trial.params.items()]
         return Job(trial.number, [*self.fixed, *suggested], self.folder / str(trial.number))
-
-
-def run_jobs(queue: Queue, program: Sequence[str], slots: list[Slot]) -> int:
-    """Run the remaining jobs of a sweep, and return the signal that stopped it, or 0.
-
-    Args:
-        queue: the jobs.
-        program: the command to which a job's overrides are appended.
-        slots: one for each job that may run at the same time.
-    """
-    running: dict[subprocess.Popen[bytes], tuple[Job, Slot]] = {}
-    received: list[int] = []  # signals that stop the sweep
-    is_forwarded = False
-
-    def note_signal(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:  # a second Ctrl-C exits at once
-            os._exit(128 + number)
-        received.append(number)
-
-    before = {number: signal.signal(number, note_signal) for number in shutdown.EXIT_SIGNALS}
-    try:
-        # The jobs of a killed driver may still be saving.
-        while not received and any(job.run["status"] == "running" for job in queue.waiting):
-            time.sleep(POLL_SECONDS)
-        while True:
-            while not received and slots and (job := queue.next()):
-                slot = slots.pop(0)
-                running[_start(job, program, slot)] = job, slot
-            if not running:
-                return received[0] if received else 0
-            if received and not is_forwarded:
-                is_forwarded, name = True, signal.Signals(received[0]).name
-                text = f"{name}: the running jobs finish their step and save."
-                print(f"{text} Press Ctrl-C again to exit at once.")
-                for process in running:
-                    process.send_signal(received[0])
-            time.sleep(POLL_SECONDS)
-            for process in [process for process in running if process.poll() is not None]:
-                job, slot = running.pop(process)
-                slots.append(slot)
-                queue.end(job, _report(job, process.returncode))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _start(job: Job, program: Sequence[str], slot: Slot) -> "subprocess.Popen[bytes]":
-    job.folder.mkdir(exist_ok=True)
-    with (job.folder / SCREEN).open("ab") as screen:
-        process = subprocess.Popen(
-            [*program, *job.overrides],
-            stdin=subprocess.DEVNULL,
-            stdout=screen,
-            stderr=screen,
-            env=parent_process.job_environment(job.folder) | slot.variables,
-            start_new_session=True,  # so Ctrl-C in the terminal reaches only the driver
-        )
-    print_text(f"job {job.number} starts: {shlex.join(job.overrides)}")
-    return process
-
-
-def _report(job: Job, code: int) -> dict[str, Any]:
-    """Print how a job has ended, and return its state."""
-    # A run that has begun records its own failure. An exit status above 128 means a signal.
-    has_begun = bool(provenance.read(job.folder).get("starts"))
-    if 0 < code <= 128 and not has_begun and job.run["status"] != "failed":
-        provenance.note(job.folder, status="failed", reason=f"exit {code}: see {SCREEN}")
-    run = job.run
-    text = f": {run['reason']}" if run["reason"] else ""
-    if run["status"] == "finished" and run["objective"]:
-        best = "unknown" if run["best"] is None else f"{run['best']:.5g}"
-        text = f", best {run['objective']} {best}"
-    print_text(f"job {job.number} {run['status']}{text}")
-    return run
