@@ -24,7 +24,7 @@ SETUP = (
     *("python3 -m venv", ". .venv", "pip install", "pre-commit install", "apt install"),
     *("ruff format", "OMP_NUM_THREADS=1 pytest", "pytest -m", "python -m pytest"),
     *("tensorboard --logdir", "docker", "uv venv", "uv pip install"),
-    *("copier copy", "copier update", "git clone"),
+    *("copier copy", "copier update", "git clone", "kubectl"),
 )
 SHELL = ("(cd ", "for ", "done", "rates=", "run=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}

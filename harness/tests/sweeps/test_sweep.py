@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from harness.command import run_folder, sweep
 from harness.command.compose import compose_command
+from harness.sweeps.queue import Study, note_failure
 from harness.testing import command as typed
 from tests.conftest import ROOT, slow
 from tests.devices.fake_nvml import FakeGpu, write_fake
@@ -215,6 +217,24 @@ def test_study_counts_failed_trials_and_goes_on_for_more(tmp_path: Path) -> None
     assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}
     (value,) = (trial.value for trial in trials if trial.value is not None)
     assert f"{value:.5g}" in said  # by its job, or in the table of an earlier one
+
+
+def test_a_trial_that_failed_without_a_driver_is_failed_in_the_study(tmp_path: Path) -> None:
+    """And the study suggests another one in its place."""
+    pytest.importorskip("optuna")
+    settings = {"num_trials": 2, "storage": None}
+    settings["sampler"] = {"_target_": "optuna.samplers.RandomSampler"}
+    overrides = OverridesParser.create().parse_overrides(["a=interval(0,1)"])
+    first = Study(settings, "min", overrides).open(tmp_path)
+    job = first.next()
+    assert job is not None
+    job.folder.mkdir()
+    note_failure(job, "exit 1")
+    second = Study(settings, "min", overrides).open(tmp_path)
+    other = second.next()
+    assert other is not None
+    assert other.number == 1
+    assert [trial.state.name for trial in second.study.trials] == ["FAIL", "RUNNING"]
 
 
 def started(folder: Path, *overrides: str) -> fork_server.Started:

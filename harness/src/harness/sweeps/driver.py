@@ -20,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 class Place(Protocol):
-    """Where jobs run: processes of this machine, or a cluster.
+    """The place where jobs run: processes of this machine, or a cluster.
 
     Attributes:
         num_parallel: how many jobs may run at the same time.
