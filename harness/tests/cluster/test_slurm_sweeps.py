@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 CLUSTER = ("sweep=slurm", "sweep.sbatch.gpus_per_node=null", "sweep.sbatch.cpus_per_task=1")
 SMALL = (*WORDS, "strategy=cpu", "watch=none", "test=false")
-RATES = "model.optimizer.lr=0.1,0.03,0.01"
 
 
 def start(slurm: Slurm, folder: Path, *overrides: str) -> Started:
@@ -56,7 +55,8 @@ def wait_until(driver: Started, is_so: Callable[[], object]) -> None:
 def test_a_grid_keeps_a_failed_job_and_is_listed_while_it_runs(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    driver = start(slurm, tmp_path, *SMALL, "model.optimizer.lr=0.1,0.01,-1", "seed=1,2")
+    grid = [*SMALL, *slowly(tmp_path), "model.optimizer.lr=0.1,0.01,-1", "seed=1,2"]
+    driver = start(slurm, tmp_path, *grid)
     wait_until(driver, lambda: [*tmp_path.glob("sweeps/*/*/*/metrics.csv")])
     listed = command("-m", "harness.compare", "ls", tmp_path, "--json")
     assert {row["status"] for row in json.loads(listed.stdout)} & {"running"}
@@ -67,9 +67,7 @@ def test_a_grid_keeps_a_failed_job_and_is_listed_while_it_runs(
     assert "2 failed, 4 finished" in screen
     assert "model.optimizer: Invalid learning rate: -1" in screen
     assert num_submitted(sweep) == 6
-    again = start(
-        slurm, tmp_path, *SMALL, "model.optimizer.lr=0.1,0.01,-1", "seed=1,2", "resume=auto"
-    )
+    again = start(slurm, tmp_path, *grid, "resume=auto")
     assert again.wait() == 1
     assert "6 jobs in" in again.screen()
     assert "2 to run" in again.screen()
