@@ -77,7 +77,9 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
             continue
         typed = " ".join(word for word in arguments if word != "-m")
         typed = re.sub(r"(outputs/\w+/<run>|\$run)(?=[/ ]|$)", f"{finished_run}", typed)
-        typed = re.sub(r"\bexperiment=(mine|shapes)\b", "experiment=synthetic", typed)
+        typed = re.sub(
+            r"\bexperiment=(mine|shapes|stars(_search)?)\b", "experiment=synthetic", typed
+        )
         typed = re.sub(r"\bdata=mine data\.root=clips\b", "data=synthetic", typed)
         typed = re.sub(r"\bdata=tars data\.folder=shards model=mine\b", "model=mine", typed)
         typed = re.sub(r"\bdata=none model=<your module>", "data=none model=mlp", typed)
@@ -85,6 +87,7 @@ def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
             r"\bexperiment=images data\.root=shapes data\.size=32 model=mine\b", "model=mine", typed
         )
         typed = re.sub(r"\bmodel=(linear|mine)\b", "data=synthetic model=mlp", typed)
+        typed = typed.replace("sweep=stars_optuna", "sweep=optuna")
         typed = re.sub(r"=<[a-z]+>", "=there", typed)
         typed = re.sub(r"\$\{rates\[.*?\]\}", "0.1", typed)
         # The run that stands for the reader's has no such file to predict on.

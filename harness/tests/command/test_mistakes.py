@@ -130,7 +130,10 @@ def test_evaluation_refuses_what_is_no_checkpoint_and_what_is_of_the_run(
         ((), "Add checkpoint="),
         (("checkpoint=nope.ckpt",), "Use checkpoint=<run>, a run's folder"),
         ((f"checkpoint={tmp_path}",), "is not a file. Use checkpoint=<run>"),
-        ((f"checkpoint={tmp_path / 'best.ckpt'}",), "Keep a checkpoint in the checkpoints/ folder"),
+        (
+            (f"checkpoint={tmp_path / 'best.ckpt'}",),
+            "Keep it in the checkpoints/ folder of its run",
+        ),
         ((f"checkpoint={checkpoint}", "experiment=cnn"), "config of the checkpoint's run. Leave"),
         ((f"checkpoint={checkpoint}", "+split=val"), "nothing reads split"),
     ):
