@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -172,7 +173,7 @@ def test_a_cancelled_job_is_shown_and_runs_when_the_sweep_resumes(
 
 
 def test_a_sweep_that_does_not_wait_is_collected_later(slurm: Slurm, tmp_path: Path) -> None:
-    """And Ctrl-C of the driver that collects leaves the jobs."""
+    """Ctrl-C of the driver that collects leaves the jobs, and prints how to cancel them."""
     overrides = [*SMALL, *slowly(tmp_path), "seed=1,2"]
     driver = start(slurm, tmp_path, *overrides, "sweep.wait=false")
     assert driver.wait() == 0, driver.screen()
@@ -187,5 +188,12 @@ def test_a_sweep_that_does_not_wait_is_collected_later(slurm: Slurm, tmp_path: P
     assert third.wait() == 0, third.screen()
     assert "is still Slurm job" in third.screen()
     assert num_submitted(sweep) == 2
+    fourth = start(slurm, tmp_path, *overrides, "sweep.wait=false", "notes=another")
+    assert fourth.wait() == 0
+    (name,) = {*slurm.ask("squeue", "-h", "-o", "%j").split()}
+    cancel = re.search(r"type: (scancel --name=)\S+", second.screen())
+    assert cancel is not None
+    slurm.ask(*f"{cancel[1]}{name}".split())
+    wait_until(fourth, lambda: not slurm.ask("squeue", "-h"))
     assert {*map(len, (provenance.read(sweep / n)["starts"] for n in "01"))} == {1}
     assert json.loads((sweep / "0" / "results.json").read_text())

@@ -214,7 +214,7 @@ def test_a_driver_that_does_not_wait_or_is_stopped_leaves_its_jobs(
     signum, continuing = run_jobs(Queue(jobs), place_of(tmp_path / "sweep", num_parallel=2))
     assert (signum, continuing) == (signal.SIGINT, jobs[:2])
     assert len(fake.jobs()) == 2
-    hint = f"SIGINT: 2 Slurm jobs continue. To cancel them, type: scancel --me --name={place.name}"
+    hint = f"SIGINT: 2 Slurm jobs continue. To cancel them, type: scancel --name={place.name}"
     assert hint in capfd.readouterr().out
 
 

@@ -99,9 +99,8 @@ class SlurmJobs:
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """Return submitit's parameters for a job."""
-        options = {
-            key: value for key, value in self.settings["sbatch"].items() if value is not None
-        }
+        given = self.settings["sbatch"].items()
+        options = {key: value for key, value in given if value is not None and value is not False}
         screen = str(job.folder / SCREEN)
         fixed = {"comment": job.number, "output": screen, "requeue": True, "signal": "USR1@300"}
         return {
@@ -202,7 +201,7 @@ class SlurmJobs:
     def stop(self, signum: int) -> bool:
         """Print that the jobs continue without the driver."""
         text = f"{signal.Signals(signum).name}: {len(self.running)} Slurm jobs continue. To cancel"
-        print_text(f"{text} them, type: scancel --me --name={self.name}")
+        print_text(f"{text} them, type: scancel --name={self.name}")
         return False
 
     def _active(self, job: Job) -> str | None:
