@@ -34,7 +34,9 @@ def losses(overrides: list[str]) -> list[float]:
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (file,) = Path(folder).glob("*/*/metrics.csv")
         with file.open() as rows:
-            values = [row.get("train/loss_step") or row["train/loss"] for row in csv.DictReader(rows)]
+            values = [
+                row.get("train/loss_step") or row["train/loss"] for row in csv.DictReader(rows)
+            ]
     return [float(value) for value in values if value]
 
 

@@ -44,6 +44,8 @@ def test_the_page_holds_results_and_settings_and_a_run_says_no_html(folder: Path
     assert (found["<i>b"]["lr"], found["c"]["dropout"]) == ("0.03", "0.5")
     accuracy = json.loads((folder / "a" / "results.json").read_text())["test/accuracy"]
     assert found["a"]["test/accuracy"] == f"{accuracy:.4g}"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", found["a"]["started"])
+    assert "mode" not in found["a"]  # stands above the table
     assert found["failed"]["reason"] == EVIL
     assert found["damaged"]["status"] == "damaged"
     for text in ("<i>", "\\u003ci\\u003e", "<img src=x"):  # as HTML, and in plotly's JSON

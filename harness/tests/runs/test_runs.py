@@ -262,7 +262,10 @@ def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> No
         (["ls", tmp_path / "none"], "There is no run"),
         (["ls", finished_run, "--filter", "statu=1"], "No run has statu. Did you mean status?"),
         (["ls", finished_run, "--filter", "status"], "write a condition such as status=finished"),
-        (["diff", finished_run, twin, "--filter", "seed=7"], "diff takes 2"),
+        (
+            ["diff", finished_run, twin, "--filter", "seed=7"],
+            "diff needs 2 runs, but 1 run matches",
+        ),
         (["best", finished_run, "--by", "notes"], "None of 1 runs has a finite value of notes"),
         (["best", finished_run, "--by", "test/horses"], "No run has test/horses."),
     ):

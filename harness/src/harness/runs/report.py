@@ -25,7 +25,14 @@ GENERATOR = '<meta name="generator" content="harness report of runs">'
 HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none';
  script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:">
-<style>body > div {{ display: inline-block }}</style>
+<style>
+body {{ font-family: system-ui, sans-serif; margin: 1em 2em }}
+h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em }}
+table {{ border-collapse: collapse; font-size: 0.9em }}
+td {{ padding: 0.2em 0.8em; border-bottom: 1px solid #ddd }}
+tr:first-child {{ font-weight: bold }}
+body > div {{ display: inline-block }}
+</style>
 """
 MAX_POINTS = 500  # of a curve
 
@@ -61,21 +68,26 @@ def page_parts(runs: Runs) -> Iterator[str]:
         names = [os.path.relpath(Path(run).resolve(), root) for run in group.frame["run"]]
         has_gpu = [name for name in GPU if group.frame[name].count()]
         facts = [name for name in FACTS if name not in GPU or name in has_gpu]
-        rows = overview(group, facts).drop("objective").with_columns(run=pl.Series(names))
+        rows = overview(group, facts).drop("objective", "mode").with_columns(run=pl.Series(names))
+        rows = rows.select(column for column in rows if column.count())  # without empty columns
+        if "started" in rows.columns:
+            rows = rows.with_columns(pl.from_epoch("started").dt.strftime("%Y-%m-%d %H:%M UTC"))
         head = titles(rows.columns).values()
         lines = ("</td><td>".join(escape(text_of(x)) for x in row) for row in (head, *rows.rows()))
         yield f"<h2>{escape(f'{objective} ({mode})' if objective else 'No objective')}</h2>"
         yield f"<table><tr><td>{'</td></tr><tr><td>'.join(lines)}</td></tr></table>"
         names = [*map(escape, names)]
         for figure in (*curves_of(group, names), *scatter_of(group, names)):
-            figure.update_layout(height=400, width=640)
+            figure.update_layout(height=360, width=600)
             yield to_html(figure, include_plotlyjs=not has_script, full_html=False)
             has_script = True
 
 
 def text_of(value: object) -> str:
     """Return a value as text for a person."""
-    return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "" if value is None else str(value)
 
 
 def _table_of(run: Path) -> pl.DataFrame:
