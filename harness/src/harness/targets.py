@@ -158,7 +158,8 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
             siblings = vars(sys.modules[parent]) if parent in sys.modules else ()
             hint = suggest(last, siblings, f"{parent}.")
             if absent and not parent:
-                hint = suggest(absent, USUAL) or f"\n{missing_module(str(cause))}"
+                is_misspelled = absent not in USUAL and suggest(absent, USUAL)
+                hint = is_misspelled or f"\n{missing_module(str(cause))}"
             raise UserError(f"{key}._target_: {name} does not exist.{hint}") from error
         _check_object(key, name, target)
         yield key, node, target
@@ -166,9 +167,7 @@ def import_targets(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def instantiate(node: Any, **given: Any) -> Any:
     """Return ``hydra.utils.instantiate(node, **given)`` if all targets in the node are allowed."""
-    names = [
-        str(found["_target_"]) for _, found, _ in import_targets(node)
-    ]  # raises if not allowed
+    names = [str(found["_target_"]) for _, found, _ in import_targets(node)]
     return hydra_versions.instantiate(node, names, **given)
 
 

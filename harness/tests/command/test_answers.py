@@ -13,6 +13,7 @@ import pytest
 from harness import UserError
 from harness.command.check import check
 from harness.command.compose import compose_command
+from harness.command.main import show
 from harness.testing import command as typed
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
@@ -45,6 +46,8 @@ ROWS = [
     Row("notes=it's \"good\" (or not)", "To set notes to this text, type: "),
     Row("notes=it's fine", "To set notes to this text, type: "),
     Row("model=mine model.weights.0=2", "are numbers", "model.weights={0:2}", NUMBER_KEYS),
+    Row("callbacks=early_stopping callbacks.early_stopping.patence=3",
+        "no key callbacks.early_stopping.patence. Did you mean callbacks.early_stopping.patience?"),
     Row("callbacks=early_stopping,ema", "several values", "callbacks=[early_stopping,ema]"),
     Row("model=mlp model.optimizer=sgd", "is a config group", "model/optimizer=sgd"),
     Row("model.optimizer._partial_=maybe", "_partial_=maybe must be true or false"),
@@ -162,6 +165,13 @@ def test_key_of_the_users_own_train_yaml_is_read(
         with (tmp_path / "conf" / "train.yaml").open("a") as file:
             file.write(f"{key}: 1\n")
         assert answer([f"{key}=3"]) == ""
+
+
+def test_flag_is_answered_with_a_key_of_the_typed_choices() -> None:
+    for overrides, num in ((["callbacks=ema"], 1), ([], 0)):
+        with pytest.raises(UserError) as error:
+            show("train", ROOT / "conf", [*overrides, "--decay", "0.9"])
+        assert str(error.value).count("Did you mean callbacks.ema.decay=<value>?") == num
 
 
 def test_quoted_text_is_what_was_meant(tmp_path: Path) -> None:

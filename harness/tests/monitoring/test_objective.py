@@ -41,8 +41,12 @@ STOP = "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping"
     [
         (["objective=val/acuracy", "mode=max"], r"Did you mean objective=val/accuracy\?"),
         (
+            ["callbacks=early_stopping", "objective=val/acuracy", "mode=max"],
+            r"Early stopping: nothing logs objective=(?s:.*) mean objective=val/accuracy\?",
+        ),
+        (
             [STOP, "+callbacks.stop.monitor=val/lost"],
-            "Early stopping: nothing logs monitor=val/lost. Logged are",
+            "Early stopping: nothing logs callbacks.<name>.monitor=val/lost. Logged are",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.prove import __main__ as script
-from harness.prove import short_runs
+from harness.prove import compare, short_runs
 from harness.prove.compare import (
     BITWISE,
     DOUBLE,
@@ -91,6 +91,20 @@ def test_a_planted_fault_is_found(
     found = prove_module(module, "dp(2)" if "resume" in row else row)
     assert found[row].verdict == verdict, str(found[row])
     assert reason in " ".join(str(found[row]).split())
+
+
+def test_warning_of_one_process_explains_a_difference_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of BatchNorm with accumulated batches."""
+    for text, verdict in (
+        ("BatchNorm sees only the local batch", "warned"),
+        ("All runs are without dropout. Switched off: p", "DIFFERS"),
+        ("Net does not train alike on 2 ranks and on one", "DIFFERS"),
+    ):
+        one, several = record(1.0), record(2.0)
+        one.warnings = several.warnings = [text]
+        monkeypatch.setattr(compare, "RunResult", lambda _, several=several: several)
+        ended: Any = SimpleNamespace(status=0, run_dir=None)
+        assert compare.compare("ddp(2)", ended, one, DOUBLE).verdict == verdict
 
 
 @pytest.mark.slow

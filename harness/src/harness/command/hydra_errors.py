@@ -167,8 +167,6 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
     group, _, name = key.partition(".")
     if cure := replacement(key):
         return f"There is no key {key}.{cure}"
-    if name and name.partition(".")[0] in choices(conf, group):
-        return f"There is no key {key} without {group}={name.partition('.')[0]}. Add this override."
     pairs = [override.partition("=") for override in overrides]
     value = next((new_value for name, _, new_value in pairs if name == key), "<value>")
     matching = [name for name in groups(conf) if value in choices(conf, name)]
@@ -177,6 +175,9 @@ def _unknown_key(key: str, task: str, overrides: Sequence[str], conf: Path) -> s
     by_group = {*groups(conf), "hydra.searchpath"}  # these choices add keys
     chosen = [o for o in overrides if o.partition("=")[0] in by_group and not re.search(",|={", o)]
     cfg = hydra_compose(task, chosen, conf)
+    choice = name.partition(".")[0]
+    if choice in choices(conf, group) and OmegaConf.select(cfg, f"{group}.{choice}") is None:
+        return f"There is no key {key} without {group}={choice}. Add this override."
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(cfg, parent)
     if OmegaConf.is_dict(node) and last.isdigit() and int(last) in node:

@@ -236,7 +236,8 @@ def show(task: str, conf: Path, arguments: list[str]) -> None:
             print(OmegaConf.to_yaml(cfg, resolve="--resolve" in flags), end="")
     else:
         flag = min(flags)
-        name, cfg = flag.lstrip("-"), compose(task, [], conf)
+        typed = [o for o in arguments if "=" in o and not o.startswith("-")]
+        name, cfg = flag.lstrip("-"), compose(task, typed, conf)
         if name in flatten(OmegaConf.to_container(cfg)):  # type: ignore[arg-type]
             hint = f" Write {name}=<value>"
         elif name == "checkpoint":

@@ -63,7 +63,10 @@ class MonitorCheck(pl.Callback):
         self.has_checked = True
         for stopper in trainer.early_stopping_callbacks:
             if stopper.strict and stopper.monitor not in logged:
-                text = describe_missing("monitor", stopper.monitor, logged)
+                objectives = [getattr(c, "monitor", None) for c in trainer.checkpoint_callbacks]
+                is_objective = stopper.monitor in objectives
+                key = "objective" if is_objective else "callbacks.<name>.monitor"
+                text = describe_missing(key, stopper.monitor, logged)
                 raise UserError(f"Early stopping: {text}")
         for callback in trainer.checkpoint_callbacks:
             monitor = getattr(callback, "monitor", None)

@@ -41,6 +41,7 @@ WARNING = re.compile(  # in run.log
     rf"^\d\S+ \S+ WARNING harness\.(?:{PACKAGES})\b\S*: (.*?)(?=^\d{{4}}-|\Z)", re.M | re.S
 )
 NO_RESULTS = re.compile("^epoch$|^step$|^gpu/")  # columns of metrics.csv that are not results
+WITHOUT_DROPOUT = "All runs are without dropout"
 NOT_ALIKE = " does not train alike "  # in the parity check's warning
 
 
@@ -69,7 +70,7 @@ class ShortRun(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Switch dropout off, and log a warning."""
         if names := switch_dropout_off(pl_module):
-            log.warning("All runs are without dropout. Switched off: %s.", join_first(names, 3))
+            log.warning("%s. Switched off: %s.", WITHOUT_DROPOUT, join_first(names, 3))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         """Kill this process as ``kill -9`` does, unless it resumes a run that was killed."""
@@ -165,7 +166,9 @@ def compare(
     texts = [f"{name} by {error:.1e}" for _, error, name in found]
     if not (num := sum(differs for differs, *_ in found)):
         return Comparison(name, EQUAL, f"at most {texts[0]}" if found[0][1] else "bit-identical")
-    new_warnings = [text for text in result.warnings if text not in reference.warnings]
-    is_warned = new_warnings and not any(NOT_ALIKE in text for text in new_warnings)
-    reason = "\n".join([join_first(texts[:num], 8), *new_warnings])
+    # One process warns as well, for example of BatchNorm with accumulated batches.
+    of_both = [text for text in result.warnings if not text.startswith(WITHOUT_DROPOUT)]
+    warnings = [text for text in of_both if text not in reference.warnings] or of_both
+    is_warned = warnings and not any(NOT_ALIKE in text for text in warnings)
+    reason = "\n".join([join_first(texts[:num], 8), *warnings])
     return Comparison(name, WARNED if is_warned else DIFFERS, reason)
