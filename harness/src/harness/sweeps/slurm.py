@@ -154,7 +154,7 @@ class SlurmJobs:
             executor.update_parameters(**self.parameters(job))
             # The command replaces submitit's process, and so its handlers of signals.
             command = self.command(job)
-            slurm_job = executor.submit(os.execvp, command[0], command).job_id
+            slurm_job = str(executor.submit(os.execvp, command[0], command).job_id)
         except RuntimeError as error:
             note.unlink()
             raise UserError(f"sbatch did not submit job {job.number}: {error}") from error
