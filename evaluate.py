@@ -6,7 +6,7 @@ python evaluate.py checkpoint=... strategy=ddp trainer.devices=2 data.batch_size
 
 from pathlib import Path
 
-from harness import main
+from harness import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     main("evaluate", conf=Path(__file__).with_name("conf"))

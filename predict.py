@@ -7,7 +7,7 @@ python predict.py checkpoint=... data.predict_file=rows.csv
 
 from pathlib import Path
 
-from harness import main
+from harness import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     main("predict", conf=Path(__file__).with_name("conf"))

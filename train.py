@@ -10,7 +10,7 @@ python train.py --help                              groups and keys
 
 from pathlib import Path
 
-from harness import main
+from harness import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     main("train", conf=Path(__file__).with_name("conf"))

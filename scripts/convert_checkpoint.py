@@ -4,7 +4,7 @@ python scripts/convert_checkpoint.py outputs/default/<run>/checkpoints/best.ckpt
 python scripts/convert_checkpoint.py --help
 """
 
-from harness.convert.__main__ import run
+from harness.convert.__main__ import run  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     run()

@@ -5,7 +5,7 @@ python scripts/export.py outputs/default/<run> -o net.onnx
 
 import sys
 
-from harness.export import main
+from harness.export import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     sys.exit(main())

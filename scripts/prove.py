@@ -5,7 +5,7 @@ python scripts/prove.py experiment=mine
 
 import sys
 
-from harness.prove.__main__ import main
+from harness.prove.__main__ import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.compare import main
+from harness.compare import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     sys.exit(main())

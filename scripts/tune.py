@@ -5,7 +5,7 @@ python scripts/tune.py experiment=mine
 
 import sys
 
-from harness.tune.__main__ import main
+from harness.tune.__main__ import main  # if this fails: . .venv/bin/activate
 
 if __name__ == "__main__":
     sys.exit(main())
