@@ -25,6 +25,7 @@ BESIDE = {
     "data.cache_dir": "+data.cache_dir=cache",
     "model.scheduler.": "model/scheduler=cosine",
     "sweep.sampler": "sweep=optuna",
+    "sweep.sbatch": "sweep=slurm",
     "trainer.strategy.find_unused_parameters": "strategy=ddp",
     "trainer.strategy.modules": "strategy=dp",
     "trainer.strategy.scalar_outputs": "strategy=dp",

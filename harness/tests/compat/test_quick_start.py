@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 from harness.compat.quick_start import import_torchmetrics
@@ -14,6 +16,7 @@ assert scipy.signal.windows.hann(3).tolist() == [0, 1, 0]
 """
 
 
+@pytest.mark.slow
 def test_scipy_signal_is_imported_by_those_who_use_it() -> None:
     """Lightning starts without it, and a later import gets all of it."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)

@@ -73,6 +73,6 @@ def test_the_raw_weights_can_be_had_instead_of_the_average(name: str, checkpoint
     assert raw.keys() == averaged.state_dict().keys()
     assert not torch.equal(raw["conv.weight"], averaged.conv.weight)
     module = Module(copy.deepcopy(averaged))
-    assert "init.ema=false takes " in start_from(module, Init(path=str(path)))[0]["note"]
+    assert "init.ema=false chooses " in start_from(module, Init(path=str(path)))[0]["note"]
     start_from(module, Init(path=str(path), ema=False))
     assert same(module.net.conv.weight.detach(), raw["conv.weight"])

@@ -144,6 +144,7 @@ def test_nobody_outlives_the_first_process(moment: str, start: Callable[..., Run
     assert len(list(run.folder.glob("default/*"))) <= 1  # no process has started another run
 
 
+@pytest.mark.slow
 def test_run_goes_on_after_its_launcher_was_killed(start: Callable[..., Run]) -> None:
     run = start(*DDP, program=TORCHRUN)
     run.wait_until(lambda: MOMENTS["epoch"](run))

@@ -65,6 +65,7 @@ def test_a_module_and_data_of_the_user_are_measured(tune: Tune) -> None:
     assert 1e-6 < float(found["model.lr"]) <= 1
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits_is_found_from_below_and_from_above(tune: Tune) -> None:
     for size, tried in ((10, ["10", "20", "40"]), (64, ["64", "32", "16"])):
         printed = tune(f"data.batch_size={size}", model=net("LargeNet"), data=DATA)
@@ -152,6 +153,7 @@ def test_the_rate_is_that_of_the_steepest_fall() -> None:
     assert still_falling == "the loss falls fastest at the largest rate of the search"
 
 
+@pytest.mark.slow
 def test_a_size_that_fails_ends_the_search_and_keeps_the_sizes_before(tune: Tune) -> None:
     printed = tune(model=net("SmallBatches"), data=DATA)
     assert "A batch of 32 fails: too many rows\n" in printed
@@ -164,6 +166,7 @@ def test_a_training_that_ends_before_a_trial_is_named(tune: Tune) -> None:
     assert "trainer.should_stop" in printed
 
 
+@pytest.mark.slow
 def test_a_stream_is_asked_for_no_batch_that_it_cannot_give(tune: Tune) -> None:
     printed = tune(model=net(), data=DATA.replace("Measures", "StreamOfRows"))
     sizes = re.findall(r"(?m)^ +([\d,]+) +[\d,]+ +[\d.]+$", printed)
