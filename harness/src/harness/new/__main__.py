@@ -74,7 +74,7 @@ def main() -> None:
         Path(path).write_text(fill_in(text, values))
         print(f"wrote  {path}")
     test = "tests/test_config.py" if kind == "experiment" else [*texts][-1]
-    print(f"run    python train.py {group}={name}\ntest   pytest {test}")
+    print(f"run    python train.py {group}={name}\ntest   make test ARGS={test}")
 
 
 def choice(group: str, *preferred: str) -> str:
