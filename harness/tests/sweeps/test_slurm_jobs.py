@@ -43,6 +43,16 @@ def place_of(folder: Path, num_parallel: int = 3, **settings: Any) -> SlurmJobs:
     return SlurmJobs(folder, program, SETTINGS | settings, num_parallel)
 
 
+def test_variables_that_replace_options_are_not_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("SLURM_JOB_ID", "SBATCH_TIMELIMIT", "SQUEUE_PARTITION", "SLURM_CONF", "SLURM_JWT")
+    for name in names:
+        monkeypatch.setenv(name, "7")
+    place_of(tmp_path)
+    assert [name for name in names if name in os.environ] == ["SLURM_CONF", "SLURM_JWT"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's Popen
 def test_submitit_starts_a_job_whose_run_is_in_the_jobs_folder(tmp_path: Path) -> None:
     """By submitit's local executor: its own process, which becomes that of train.py."""
@@ -225,6 +235,10 @@ TINY = ("data=synthetic", "model=mlp", "seed=1,2")
     ("overrides", "hint"),
     [
         ("sweep.sbatch.time=30", "sweep.sbatch.time=30 must be"),
+        (
+            "+sweep.sbatch.clusters=b",
+            "sweep.sbatch.clusters: submit from a machine of that cluster",
+        ),
         ("+sweep.sbatch.comment=a", "sweep.sbatch.comment: the sweep sets this option"),
         ("trainer.num_nodes=2", "use sweep.sbatch.nodes"),
         ("sweep=[grid,slurm] sweep.jobs_per_gpu=2", "sweep=slurm locks each GPU"),

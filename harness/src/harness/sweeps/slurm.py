@@ -25,6 +25,7 @@ from harness.sweeps.queue import SCREEN, Job, note_failure
 NOTE = "slurm_job.txt"  # the id of a job's latest Slurm job, in its folder; empty during sbatch
 SUBMIT_SECONDS = 60.0  # after its driver was killed, an sbatch may take this long to submit its job
 FILE_SECONDS = 60.0  # a network file system may hide a new file for this long
+VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED", "GONE"),  # GONE: squeue has forgotten the job
@@ -43,6 +44,8 @@ def check(settings: dict[str, Any]) -> None:
     """Raise a ``UserError`` if this machine cannot submit jobs with the settings of ``sweep``."""
     if taken := {"array", "comment", "job_name"} & settings["sbatch"].keys():
         raise UserError(f"sweep.sbatch.{min(taken)}: the sweep sets this option. Leave it out.")
+    if "clusters" in settings["sbatch"]:  # squeue would look at this machine's cluster only
+        raise UserError("sweep.sbatch.clusters: submit from a machine of that cluster instead.")
     if settings["sbatch"].get("time") is None:  # submitit's default is 5 minutes
         raise UserError("sweep.sbatch.time has no value. Add sweep.sbatch.time=<hours>:00:00.")
     if settings.get("dry_run"):
@@ -88,8 +91,9 @@ class SlurmJobs:
         self.listed_time = self.polled_time = self.next_time = -1.0
         self.seen: dict[int, float] = {}  # when a job was first seen to end
         self.is_silent = False  # whether squeue did not answer last time
-        # In a shell that is itself a Slurm job, sbatch would use the settings of that job.
-        for variable in [v for v in os.environ if re.match("SLURM_(?!CONF)", v)]:
+        # In a shell that is itself a Slurm job, sbatch would use the settings of that job. The
+        # variables of sbatch and squeue would replace our options.
+        for variable in [v for v in os.environ if VARIABLES.match(v)]:
             del os.environ[variable]
 
     def command(self, job: Job) -> list[str]:
