@@ -119,6 +119,30 @@ def test_next_driver_finds_the_jobs_that_slurm_has_and_submits_none_twice(
     assert second.poll() == []
 
 
+def test_job_that_sbatch_submitted_in_spite_of_its_error_is_not_submitted_twice(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    """Such as a time-out of its answer. The job waits for a file, which the next start writes."""
+    from submitit.helpers import DelayedSubmission
+
+    (job,) = jobs_in(tmp_path / "sweep", 1)
+    (fake.folder / "refusal").write_text("error: Socket timed out on send/recv operation")
+    with pytest.raises(UserError, match="Socket timed out"):
+        place_of(tmp_path / "sweep").start(job)
+    (fake.folder / "jobs").write_text("0 1 PENDING\n")
+    (fake.folder / "refusal").unlink()
+    assert place_of(tmp_path / "sweep").start(job) == "is still Slurm job 1"
+    assert (job.folder / NOTE).read_text() == "1"
+    submitted = DelayedSubmission.load(tmp_path / "sweep" / "slurm" / "1_submitted.pkl")
+    assert submitted.args[1][-1] == "seed=0"
+    (fake.folder / "jobs").write_text("")
+    (fake.folder / "refusal").write_text("error: invalid partition specified: x")
+    (job,) = jobs_in(tmp_path / "other", 1)
+    with pytest.raises(UserError, match="invalid partition"):
+        place_of(tmp_path / "other").start(job)
+    assert not (job.folder / NOTE).exists()
+
+
 def test_next_driver_waits_for_an_sbatch_that_a_killed_driver_has_started(
     fake: FakeSlurm, tmp_path: Path
 ) -> None:

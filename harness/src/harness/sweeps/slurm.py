@@ -25,6 +25,7 @@ from harness.sweeps.queue import SCREEN, Job, note_failure
 NOTE = "slurm_job.txt"  # the id of a job's latest Slurm job, in its folder; empty during sbatch
 SUBMIT_SECONDS = 60.0  # after its driver was killed, an sbatch may take this long to submit its job
 FILE_SECONDS = 60.0  # a network file system may hide a new file for this long
+UNCERTAIN = re.compile("timed out|[Cc]ontact|[Cc]onnect|[Cc]ommunic")  # may have submitted the job
 VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
@@ -144,8 +145,21 @@ class SlurmJobs:
         if slurm_job is None:
             slurm_job = self._submit(job, note)
             text = f"is submitted as Slurm job {slurm_job}"
+        elif not note.exists() or not note.read_text():
+            self._complete(job, slurm_job, note)
         self.running[job.number] = job, slurm_job, time.monotonic()
         return text
+
+    def _complete(self, job: Job, slurm_job: str, note: Path) -> None:
+        """Write the file that a Slurm job waits for, if its driver was killed before it did so."""
+        from submitit.helpers import DelayedSubmission
+
+        file = self.scripts / f"{slurm_job}_submitted.pkl"
+        if not file.exists():
+            command = self.command(job)
+            self.scripts.mkdir(exist_ok=True)
+            DelayedSubmission(os.execvp, command[0], command).dump(file)
+        note.write_text(slurm_job)
 
     def _submit(self, job: Job, note: Path) -> str:
         import submitit
@@ -160,7 +174,8 @@ class SlurmJobs:
             command = self.command(job)
             slurm_job = str(executor.submit(os.execvp, command[0], command).job_id)
         except RuntimeError as error:
-            note.unlink()
+            if not UNCERTAIN.search(str(error)):  # else the next start waits, and asks squeue
+                note.unlink()
             raise UserError(f"sbatch did not submit job {job.number}: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
