@@ -14,7 +14,8 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[2]
+from template.site.markdown import ROOT
+
 STRATEGIES = {
     "one process": ["strategy=cpu"],
     "dp, 2 devices": ["strategy=dp", "trainer.devices=2"],
