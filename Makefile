@@ -106,7 +106,7 @@ else
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "gpu or multi_gpu" -v -rs $(ARGS) || test $$? = 5  # 5: there are none
 endif
 
-ALL := -m slow
+ALL := -m "slow or ci"
 test-all: test
 	$(PYTEST) $(ALL)
 ifneq ($(wildcard harness/tests),)

@@ -11,7 +11,16 @@ from harness import testing
 from harness.distributed import shutdown
 from harness.testing import clean_environment, command, make_cfg
 
-__all__ = ["LIBRARY", "ROOT", "clean_environment", "command", "finished_run", "make_cfg", "slow"]
+__all__ = [
+    "LIBRARY",
+    "ROOT",
+    "ci",
+    "clean_environment",
+    "command",
+    "finished_run",
+    "make_cfg",
+    "slow",
+]
 
 pytest_configure = testing.pytest_configure  # hides GPUs
 
@@ -50,10 +59,15 @@ def pytest_collection() -> None:
     os.chdir(ROOT)
 
 
-def slow(*values: Any) -> list[Any]:
+def slow(*values: Any, mark: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
     """Values of parameters that say little more than the others: run with ``-m slow``."""
     rows = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+    return [pytest.param(*row, marks=mark) for row in rows]
+
+
+def ci(*values: Any) -> list[Any]:
+    """Values of parameters that ``make test`` leaves out, and continuous integration runs."""
+    return slow(*values, mark=pytest.mark.ci)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import slow
+from tests.conftest import ci, slow
 from tests.strategy_runs import NO_FSDP, distances, in_processes, outcome, run_of
 from tests.workers.user_runs import evaluate_sizes
 
@@ -36,7 +36,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         ("dp(2)", ()),
         ("ddp(3)", (IN_PARTS, "data.num_workers=1")),
-        ("ddp2(2x2)", ()),
+        *ci(("ddp2(2x2)", ())),
         *slow(("cpu", ("trainer.accumulate_grad_batches=4",)), ("ddp(2)", (IN_PARTS,))),
         *slow(("ddp(2)", ())),
         *slow(*[("fsdp(2)", (IN_PARTS,))] * (not NO_FSDP)),

@@ -69,6 +69,7 @@ def edit(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after))
 
 
+@pytest.mark.slow
 def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     template: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_edits_survive_an_update_and_the_template_s_changes_arrive(
     assert changed == expected | {ADDED, GONE, ".copier-answers.yml"}
 
 
+@pytest.mark.slow
 def test_a_package_is_updated_by_a_line_and_may_become_a_folder(
     template: Path, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def is_there(page: Path, path: str) -> bool:
     return below or ("/" not in path and any(name.rsplit("/")[-1] == path for name in FILES))
 
 
+@pytest.mark.slow
 def test_readme_network_trains(tmp_path: Path) -> None:
     """The page's own example, typed as it says, in a copy of the project."""
     text = (ROOT / "README.md").read_text()

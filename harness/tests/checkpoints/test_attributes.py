@@ -69,6 +69,7 @@ def test_structure_that_no_run_can_go_on_with_is_named_at_that_checkpoint(tmp_pa
     assert "replaced extra.bias, extra.weight, optimizer 0. No run can resume from" in line
 
 
+@pytest.mark.ci
 def test_each_process_goes_on_with_its_own_and_one_with_what_two_had_alike(tmp_path: Path) -> None:
     words = ["test=false", "name=run", "data=synthetic", "data.batch_size=300", "data.noise=0.1"]
     words += ["checkpoint.every_n_steps=1", "checkpoint.num_kept=1000"]

@@ -17,13 +17,13 @@ from harness.command.compose import compose
 from harness.compat.resume import position_in
 from harness.errors import AgreedExit, UserError
 from harness.training.train import load_model
-from tests.conftest import slow
-from tests.faults.resume_sweep import COMMON, FAST, SLOW, WRAPPED, sweep, train
+from tests.conftest import ci, slow
+from tests.faults.resume_sweep import COMMON, FAST, LESS_FAST, SLOW, WRAPPED, sweep, train
 
 
-@pytest.mark.parametrize("name", [*FAST, *slow(*SLOW)])
+@pytest.mark.parametrize("name", [*FAST, *ci(*LESS_FAST), *slow(*SLOW)])
 def test_resume_from_every_step_equals_the_run_by_bit(name: str, tmp_path: Path) -> None:
-    found = dict(sweep((FAST | SLOW)[name], tmp_path / "runs"))
+    found = dict(sweep((FAST | LESS_FAST | SLOW)[name], tmp_path / "runs"))
     assert len(found) >= 4
     assert {step: wrong for step, wrong in found.items() if wrong} == {}
 

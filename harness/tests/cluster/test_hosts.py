@@ -20,7 +20,7 @@ from tests.cluster.runs import (
     wait_all,
     where,
 )
-from tests.conftest import ROOT, slow
+from tests.conftest import ROOT, ci, slow
 
 DDP = ("strategy=ddp", "trainer.devices=1")
 CODE = ROOT / "src/small/models.py"
@@ -49,6 +49,7 @@ def start_both(network: Network, folder: Path) -> Callable[..., list[Started]]:
     return start
 
 
+@pytest.mark.ci
 def test_two_hosts_train_and_resume_what_one_process_does(
     start_both: Callable[..., list[Started]], network: Network, folder: Path
 ) -> None:
@@ -112,7 +113,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("what", ["settings", "code", "address", "name", *slow("disk")])
+@pytest.mark.parametrize("what", ["settings", "address", *ci("code", "name"), *slow("disk")])
 def test_what_is_wrong_between_hosts_is_a_sentence_and_leaves_no_run(
     what: str, network: Network, folder: Path
 ) -> None:

@@ -66,6 +66,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("lightning.data") is not None, reason="lightning is installed")
 def test_without_the_package_both_names_are_one() -> None:
     assert python(IMPORTS + MISSING) == ""

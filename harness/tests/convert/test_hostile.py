@@ -55,6 +55,7 @@ def test_a_hostile_file_is_read_or_refused_in_bounds(
             assert cost.mib <= 60 + 24e-6 * size, (name, cost)
 
 
+@pytest.mark.ci
 def test_many_honest_names_are_not_refused(tmp_path: Path) -> None:
     """Scalars with short names and an average beside them: each has the fewest bytes."""
     state = {f"{i:x}": torch.tensor(float(i)) for i in range(20_000)}

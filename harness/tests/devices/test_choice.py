@@ -128,6 +128,7 @@ def words(tmp_path: Path) -> list[str]:
     return ["train.py", *model, "trainer.fast_dev_run=true", "gpus=emptiest", place]
 
 
+@pytest.mark.ci
 def test_ddp_processes_that_start_early_are_the_run_and_inherit_the_choice(
     words: list[str], tmp_path: Path
 ) -> None:

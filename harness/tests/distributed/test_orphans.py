@@ -122,6 +122,7 @@ MOMENTS = DURING | {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["imports", *DURING])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

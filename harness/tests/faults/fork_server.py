@@ -5,15 +5,19 @@ Unlike a fork of pytest itself it has none of pytest's filters, handlers, module
 from the command line on, it is what a user starts.
 """
 
+import fcntl
 import json
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from harness.testing import command as typed
 from tests.conftest import LIBRARY, PYTHONPATH, ROOT
@@ -62,33 +66,68 @@ def command(
 
 def ask(order: dict[str, Any]) -> Any:
     """The answer of the server."""
-    program = server()
-    assert program.stdin is not None
-    assert program.stdout is not None
-    print(json.dumps(order), file=program.stdin, flush=True)
-    return json.loads(program.stdout.readline())
+    connection, _ = server()
+    print(json.dumps(order), file=connection, flush=True)
+    return json.loads(connection.readline())
 
 
 @cache
-def server() -> "subprocess.Popen[str]":
-    """A program that ends with this one; its PYTHONPATH is not that of the test that is first."""
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-c", SERVE]
-    env = os.environ | {"PYTHONPATH": PYTHONPATH}
-    return subprocess.Popen(words, cwd=LIBRARY, env=env, stdin=pipe, stdout=pipe, text=True)
+def server() -> tuple[TextIO, "subprocess.Popen[str] | None"]:
+    """The connection with a program that ends with the last worker of pytest.
+
+    The first worker that needs it starts it. Its PYTHONPATH is not that of the test that is first.
+    """
+    process = None
+    folder = Path(tempfile.gettempdir(), f"fork_servers_{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address = folder / os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait
+        if not address.exists():
+            words = [sys.executable, "-c", SERVE, str(address)]
+            env = os.environ | {"PYTHONPATH": PYTHONPATH}
+            process = subprocess.Popen(
+                words, cwd=LIBRARY, env=env, start_new_session=True, text=True
+            )
+            while not address.exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(address))
+    return connection.makefile("rw"), process
 
 
 def serve() -> None:
-    """Start commands, and tell how each has ended, as standard input asks."""
+    """Start commands, and tell how each has ended, as the workers ask."""
+    address = Path(sys.argv[1])
     sys.path[0] = str(ROOT)  # as for a script of that folder
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{address}.new")
+    listener.listen()
+    os.rename(f"{address}.new", address)
     started: dict[int, Forked] = {}
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "pid" in order:
-            answer = started[order["pid"]].poll()
-        else:
-            os.chdir(order["cwd"])
-            become = partial(run_command, order["arguments"], order["env"])
-            run = Forked(become, *map(Path, order["paths"]))
-            started[answer := run.pid] = run
-        print(json.dumps(answer), flush=True)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ, None)
+        while True:
+            for key, _ in selector.select():
+                if key.data is None:
+                    accepted, _ = listener.accept()
+                    selector.register(accepted, selectors.EVENT_READ, accepted.makefile("rw"))
+                elif line := key.data.readline():
+                    print(json.dumps(answer(json.loads(line), started)), file=key.data, flush=True)
+                else:
+                    selector.unregister(key.fileobj)
+            if len(selector.get_map()) == 1 and started:
+                address.unlink()
+                return
+
+
+def answer(order: dict[str, Any], started: dict[int, Forked]) -> int | None:
+    """Start a command and return its process, or return the status of one."""
+    if "pid" in order:
+        return started[order["pid"]].poll()
+    os.chdir(order["cwd"])
+    become = partial(run_command, order["arguments"], order["env"])
+    run = Forked(become, *map(Path, order["paths"]))
+    started[run.pid] = run
+    return run.pid

@@ -66,6 +66,8 @@ WRAPPED = ("model._target_=tests.checkpoints.kept.Wrapped", "callbacks.learning_
 FAST: dict[str, tuple[str, ...]] = {
     "all features, every attribute that training changes": ALL,
     "every kind of log and metric, workers": (*PLAIN, *SHORT, "data.num_workers=1"),
+}
+LESS_FAST: dict[str, tuple[str, ...]] = {
     "loaders that depend on the epoch of their making": RELOADED,
     "wrappers of metrics, double precision": (*WRAPPED, *SHORT, "trainer.precision=64-true"),
 }

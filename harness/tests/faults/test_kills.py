@@ -37,6 +37,7 @@ def test_killed_run_ends_equal_by_bit_and_is_evaluated_predicted_and_converted(
     assert report.tensors
 
 
+@pytest.mark.ci
 def test_two_processes_all_leave_whatever_strikes_and_the_run_ends_equal_by_bit(
     tmp_path: Path,
 ) -> None:

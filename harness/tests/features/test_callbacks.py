@@ -40,6 +40,7 @@ def test_a_run_tells_that_its_time_was_over(tmp_path: Path) -> None:
     assert f"It was stopped early, {why}. Add trainer.max_time=<more> to train on" in said
 
 
+@pytest.mark.ci
 def test_more_time_trains_a_run_on_that_its_time_has_ended(tmp_path: Path) -> None:
     """Only what is new counts: the time of the earlier start has been used."""
     words = ["data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=9999"]

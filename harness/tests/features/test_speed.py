@@ -125,6 +125,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_command(tmp_path_factory.mktemp("one"), *CNN, "trainer.precision=64-true")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("switch", "strategy"),
     [

@@ -59,6 +59,7 @@ def test_parts_thaw_at_their_epoch_and_runs_go_on_around_it(strategy: str, tmp_p
         assert differences(expected, contents(run_dir)) == [], step
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["ddp(2)", *slow("dp(2)", "ddp2(2x2)")])
 def test_what_is_frozen_for_good_ends_alike_under_every_strategy(
     strategy: str, tmp_path: Path

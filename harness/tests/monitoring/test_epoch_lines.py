@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
-from tests.conftest import train_command
+from tests.conftest import ci, train_command
 from tests.faults.fork_server import command
 from tests.modules.classifiers import Classifier
 from tests.strategy_runs import write_conf
@@ -47,7 +47,7 @@ class Logs(Classifier):
         self.log("val/the_objective", 0.123)
 
 
-@pytest.mark.parametrize("is_bar", ["true", "false"])
+@pytest.mark.parametrize("is_bar", ["true", *ci("false")])
 def test_every_epoch_has_a_line_where_the_screen_is_a_file(is_bar: str, tmp_path: Path) -> None:
     words = (*SHORT, "model=mlp", f"trainer.enable_progress_bar={is_bar}")
     run_dir = train_command(tmp_path, *words)

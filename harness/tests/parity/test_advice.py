@@ -116,6 +116,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Tensor]]
     return found
 
 
+@pytest.mark.ci
 def test_what_is_advised_does_not_depend_on_the_processes(trained: dict[int, list[Tensor]]) -> None:
     for i, (text, _) in enumerate(RIGHT):
         for devices in (2, 3):

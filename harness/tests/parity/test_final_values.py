@@ -21,7 +21,7 @@ from torchmetrics import MeanMetric
 from harness.checkpoints.lookup import by_step
 from harness.compat import final_values
 from harness.loggers.metrics_table import read
-from tests.conftest import train_command
+from tests.conftest import ci, train_command
 from tests.faults.fork_server import command
 from tests.modules.classifiers import Classifier
 from tests.modules.data import Flowers
@@ -142,9 +142,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     [
         ("", ""),
         ("trainer.val_check_interval=2", ""),
-        (
-            "trainer.val_check_interval=2",
-            "trainer.accumulate_grad_batches=2 trainer.val_check_interval=4",
+        *ci(
+            (
+                "trainer.val_check_interval=2",
+                "trainer.accumulate_grad_batches=2 trainer.val_check_interval=4",
+            )
         ),
     ],
 )
@@ -207,6 +209,7 @@ def check_readers(run_dir: Path, found: dict[tuple[Any, ...], dict[str, float]])
     assert [*numbers] == [f"{values['val/end']:.3f}" for values in validations]
 
 
+@pytest.mark.ci
 def test_values_of_a_resumed_run_are_those_of_one_that_was_never_killed(
     alone: Callable[[str], Any], tmp_path: Path
 ) -> None:

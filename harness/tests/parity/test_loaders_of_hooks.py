@@ -91,6 +91,7 @@ def test_two_ranks_read_what_one_reads(tmp_path: Path) -> None:
     torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of few workers
 def test_a_resumed_run_reads_them_again(tmp_path: Path) -> None:
     words = [f"model._target_={__name__}.Asks", f"data._target_={__name__}.Data"]

@@ -26,7 +26,7 @@ from harness.parity import gradient_sketches, parity_callback, snapshot
 from harness.parity.parity_callback import ParityChecks
 from harness.parity.snapshot import MOST_BYTES
 from harness.training.train import close_process_group
-from tests.conftest import slow
+from tests.conftest import ci, slow
 from tests.faults.run_folder import differences, only
 from tests.modules import data
 from tests.modules.classifiers import Classifier
@@ -162,7 +162,7 @@ LOSSES: dict[str, tuple[str, Any]] = {  # part of the message; "" for none
 }
 
 
-@pytest.mark.parametrize("is_manual", [False, True])
+@pytest.mark.parametrize("is_manual", [False, *ci(True)])
 def test_each_kind_of_loss_is_told_with_its_cure(is_manual: bool, tmp_path: Path) -> None:
     """Losses by hand are averaged before they are compared, which hides their kind."""
     make = ByHand if is_manual else WithLoss
@@ -408,13 +408,13 @@ def test_a_step_leaves_no_trace_of_the_check(accumulated: int, tmp_path: Path) -
     assert not differences(one, two)
 
 
-TELLING = ["class weights", "LBFGS", "queue written by forward (MoCo)"]
+TELLING: list[Any] = [("class weights", "ddp(2)")]
+TELLING += ci(("LBFGS", "ddp(2)"), ("queue written by forward (MoCo)", "ddp(2)"))
 
 
 @pytest.mark.parametrize(
     ("kind", "strategy"),
-    [(kind, "ddp(2)") for kind in TELLING]
-    + slow(*itertools.product(KINDS | OF_PARITY, ("ddp(2)", "dp(2)"))),
+    TELLING + slow(*itertools.product(KINDS | OF_PARITY, ("ddp(2)", "dp(2)"))),
 )
 def test_a_run_with_the_check_is_the_run_without_it(
     kind: str, strategy: str, tmp_path: Path

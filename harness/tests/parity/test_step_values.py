@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from harness import num_ranks
-from tests.conftest import slow, train_command
+from tests.conftest import ci, slow, train_command
 from tests.strategy_runs import write_conf
 
 
@@ -141,7 +141,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, floa
     "overrides",
     [
         ("strategy=ddp", "trainer.devices=3"),  # one has nothing of the last two samples
-        ("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),
+        *ci((("strategy=ddp", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),)),
         *slow(
             (("strategy=dp", "trainer.devices=2"),),
             (("strategy=ddp2", "trainer.devices=2", "trainer.accumulate_grad_batches=2"),),

@@ -34,6 +34,7 @@ def train(folder: Path, module: str) -> tuple[int, str, Path]:
     return status, said, run_dir
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("module", "at"), [("ByCallback", (5,)), *slow(("ByCallback", (7, 4)), ("ByHooks", (11, 4, 3)))]
 )
@@ -51,6 +52,7 @@ def test_a_run_goes_on_around_the_moment_of_unfreezing(
         assert differences(expected, contents(run_dir)) == [], step
 
 
+@pytest.mark.ci
 def test_what_one_process_unfreezes_alone_ends_in_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_start_says_why_fewer_jobs_run_than_were_asked_for(
     assert why(0, three, shared) == ""
 
 
+@pytest.mark.ci
 def test_jobs_share_a_gpu_at_the_same_time(tmp_path: Path) -> None:
     """torch knows that there is no GPU, and computes on the CPU."""
     overrides = [word for word in TINY if not word.startswith(("strategy=", "notes="))]
@@ -261,6 +262,7 @@ def test_ctrl_c_saves_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert {path.parent.name for path in folder.glob("*/results.json")} == {"0", "1"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["study", *slow("grid")])
 def test_kills_change_no_result(kind: str, tmp_path: Path) -> None:
     """After kill -9 of the driver or of a job, each job equals a single run of its overrides."""

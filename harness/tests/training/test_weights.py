@@ -151,6 +151,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return last["state_dict"]
 
 
+@pytest.mark.ci
 def test_weights_that_hooks_set_at_the_end_are_saved_and_tested(
     trained: Run, tmp_path: Path
 ) -> None:

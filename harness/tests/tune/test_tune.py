@@ -59,6 +59,7 @@ def test_the_line_can_be_pasted_and_nothing_was_written(tune: Tune, tmp_path: Pa
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.ci
 def test_a_module_and_data_of_the_user_are_measured(tune: Tune) -> None:
     found = pasted(tune(model=net(), data=DATA))
     assert list(found) == ["data.batch_size", "data.num_workers", "model.lr"]
