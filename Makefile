@@ -33,7 +33,7 @@ TRAINLESS := checkpoints/test_files.py convert data parity/test_means.py init/te
     test_config.py test_files.py compat/test_border.py compat/test_versions.py \
     compat/test_watched_operations.py monitoring/test_throughput.py
 
-.PHONY: train check quick test test-harness test-gpu test-all lock
+.PHONY: train check quick test test-ci test-harness test-gpu test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -82,6 +82,11 @@ test-harness: $(TEST_INSTALLED)
 ifeq ($(ARGS),)
 	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) .
 endif
+
+# What continuous integration runs besides make test.
+test-ci: $(TEST_INSTALLED)
+	cd harness && $(PYTEST) -m "ci and not slow"
+	cd harness/tests/examples && TEST_PROJECT=$(CURDIR) $(PYTEST) -m "ci and not slow" .
 else
 test-harness:
 	@echo "The library's tests are in the template: run make test-harness there." && exit 1

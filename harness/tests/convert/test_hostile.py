@@ -40,6 +40,7 @@ QUICK = "padded_lists long_memo huge_bytes hash_bomb name_bomb one_tensor endles
 QUICK += " json_tensors overlapping_entries"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("names", "size"), [(QUICK.split(), 3_000_000), *slow(([*FILES], 10**7))])
 def test_a_hostile_file_is_read_or_refused_in_bounds(
     names: list[str], size: int, converter: Converter, tmp_path: Path

@@ -81,10 +81,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.ci
 def test_a_run_is_that_of_one_process(trained: dict[str, Path]) -> None:
     assert_equal(outcome(trained["cpu"]), outcome(trained["fsdp(2)"]))
 
 
+@pytest.mark.ci
 def test_each_process_has_a_part_and_torch_and_the_converter_merge_them(
     trained: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_each_process_has_a_part_and_torch_and_the_converter_merge_them(
     assert all(torch.equal(merged[name], whole[name]) for name in whole)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("before", "after"),
     [("fsdp(2)", "fsdp(2)"), *slow(("fsdp(2)", "cpu"), ("cpu", "fsdp(2)"))],

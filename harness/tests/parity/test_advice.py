@@ -124,6 +124,7 @@ def test_what_is_advised_does_not_depend_on_the_processes(trained: dict[int, lis
             assert apart < SAME, (i, text, devices)
 
 
+@pytest.mark.ci
 def test_nor_on_the_batches_that_a_step_accumulates(trained: dict[int, list[Tensor]]) -> None:
     """Also where some of them have no token, or no object."""
     losses = [loss for _, loss in RIGHT]

@@ -197,6 +197,7 @@ def made(kind: Kind) -> tuple[pl.LightningModule, pl.LightningDataModule]:
     return module, getattr(data, kind.data)(kind.dataset)
 
 
+@pytest.mark.ci
 def test_state_late_terms_hooks_and_evaluations_are_told_and_the_innocent_are_not(
     tmp_path: Path,
 ) -> None:

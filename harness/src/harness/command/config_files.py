@@ -25,7 +25,7 @@ from harness.errors import UserError
 from harness.files import LIBRARY, MAX_YAML, read_bytes
 from harness.suggestions import suggest
 from harness.targets import RULES, read_rules
-from harness.untrusted import check_yaml
+from harness.untrusted import check_yaml, parse_yaml
 
 LIBRARY_CONF = LIBRARY / "conf"
 BOM = "\ufeff"
@@ -143,7 +143,7 @@ def rules(conf: Path) -> dict[str, Any]:
     Raises:
         UserError: if a rule is unknown, or has another type than the library's.
     """
-    merged: dict[str, Any] = yaml.safe_load(DEFAULT_RULES.read_text(encoding="utf-8"))
+    merged: dict[str, Any] = parse_yaml(DEFAULT_RULES.read_bytes())
     path = display_path(conf / RULES)
     for name, rule in read_rules(conf).items():
         if name == "allowed":
