@@ -56,7 +56,7 @@ def wait_until(driver: Started, is_so: Callable[[], object]) -> None:
 def test_a_grid_keeps_a_failed_job_and_is_listed_while_it_runs(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    grid = [*SMALL, *slowly(tmp_path), "model.optimizer.lr=0.1,0.01,-1", "seed=1,2"]
+    grid = [*SMALL, *slowly(tmp_path, 0.6), "model.optimizer.lr=0.1,0.01,-1", "seed=1,2"]
     driver = start(slurm, tmp_path, *grid)
     wait_until(driver, lambda: [*tmp_path.glob("sweeps/*/*/*/metrics.csv")])
     listed = command("-m", "harness.compare", "ls", tmp_path, "--json")
@@ -154,6 +154,33 @@ def test_a_job_of_two_ranks_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> N
     for number in (0, 1):
         screen = (sweep_in(tmp_path) / str(number) / "screen.log").read_text()
         assert screen.count("DDPStrategy, 2 processes") == 1, screen
+
+
+def test_ranks_that_do_not_fit_the_tasks_of_srun_are_the_reason_in_the_table(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    words = [*WORDS, "strategy=ddp", "trainer.devices=4", "sweep.sbatch.ntasks_per_node=2"]
+    driver = start(slurm, tmp_path, *words, "seed=1")
+    assert driver.wait() == 1, driver.screen()
+    assert "failed: srun has started 2 processes, but these settings need 4" in driver.screen()
+
+
+def test_a_trial_that_failed_before_its_start_while_no_driver_waited_is_given_up(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """Optuna suggests another one."""
+    pytest.importorskip("optuna")
+    words = ["sweep=[optuna,slurm]", "sweep.num_trials=2", "sweep.num_parallel=1", *SMALL]
+    words += ["model.optimizer.lr=tag(log,interval(1e-4,1e-1))", "resume=auto"]
+    driver = start(slurm, tmp_path, *words, "sweep.wait=false", "sweep.setup=['exit 3']")
+    assert driver.wait() == 0, driver.screen()
+    sweep = sweep_in(tmp_path)
+    wait_until(driver, lambda: slurm.state(slurm_job(sweep)) == "FAILED")
+    driver = start(slurm, tmp_path, *words)
+    assert driver.wait() == 1, driver.screen()
+    assert "job 0 failed: Slurm job" in driver.screen()
+    assert "1 failed, 1 finished" in driver.screen()
+    assert num_submitted(sweep) == 2
 
 
 def test_a_cancelled_job_is_shown_and_runs_when_the_sweep_resumes(

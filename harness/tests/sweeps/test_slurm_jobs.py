@@ -23,7 +23,13 @@ from tests.sweeps.fake_slurm import FakeSlurm
 SETTINGS: dict[str, Any] = {
     "poll_seconds": 0,
     "setup": ["module load cuda"],
-    "sbatch": {"partition": "gpu", "time": "4:00:00", "account": None},
+    "sbatch": {
+        "partition": "gpu",
+        "time": "4:00:00",
+        "account": None,
+        "signal": "USR1@300",
+        "requeue": True,
+    },
 }
 
 
@@ -43,13 +49,20 @@ def place_of(folder: Path, num_parallel: int = 3, **settings: Any) -> SlurmJobs:
     return SlurmJobs(folder, program, SETTINGS | settings, num_parallel)
 
 
+def started(place: SlurmJobs, job: Job) -> str:
+    """Start a job as the driver does, again and again until the place takes it."""
+    while (text := place.start(job)) is None:
+        pass
+    return text
+
+
 def test_variables_that_replace_options_are_not_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("SLURM_JOB_ID", "SBATCH_TIMELIMIT", "SQUEUE_PARTITION", "SLURM_CONF", "SLURM_JWT")
     for name in names:
         monkeypatch.setenv(name, "7")
-    place_of(tmp_path)
+    slurm.remove_variables()
     assert [name for name in names if name in os.environ] == ["SLURM_CONF", "SLURM_JWT"]
 
 
@@ -61,7 +74,7 @@ def test_submitit_starts_a_job_whose_run_is_in_the_jobs_folder(tmp_path: Path) -
     job = Job(0, [*words, "data.num_train=640"], tmp_path / "sweep" / "0")
     job.folder.parent.mkdir()
     place = SlurmJobs(job.folder.parent, [sys.executable, "train.py"], SETTINGS, 1, "local")
-    place.start(job)
+    assert place.start(job)
     end = time.monotonic() + 200
     while job.run["status"] != "finished" and time.monotonic() < end:
         time.sleep(0.05)
@@ -75,7 +88,7 @@ def test_script_has_the_options_the_setup_and_the_lines_that_requeue(
 ) -> None:
     jobs = jobs_in(tmp_path / "a b" / "sweep")
     place = place_of(jobs[0].folder.parent)
-    assert "Slurm job 1" in place.start(jobs[1])
+    assert place.start(jobs[1]) == "is submitted as Slurm job 1"
     script = (fake.folder / "script_1").read_text()
     for line in (
         f"#SBATCH --job-name={place.name}",
@@ -120,15 +133,15 @@ def test_next_driver_finds_the_jobs_that_slurm_has_and_submits_none_twice(
 
 
 def test_job_that_sbatch_submitted_in_spite_of_its_error_is_not_submitted_twice(
-    fake: FakeSlurm, tmp_path: Path
+    fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such as a time-out of its answer. The job waits for a file, which the next start writes."""
     from submitit.helpers import DelayedSubmission
 
     (job,) = jobs_in(tmp_path / "sweep", 1)
     (fake.folder / "refusal").write_text("error: Socket timed out on send/recv operation")
-    with pytest.raises(UserError, match="Socket timed out"):
-        place_of(tmp_path / "sweep").start(job)
+    assert place_of(tmp_path / "sweep").start(job) is None
+    assert "Socket timed out" in capfd.readouterr().out
     (fake.folder / "jobs").write_text("0 1 PENDING\n")
     (fake.folder / "refusal").unlink()
     assert place_of(tmp_path / "sweep").start(job) == "is still Slurm job 1"
@@ -144,18 +157,124 @@ def test_job_that_sbatch_submitted_in_spite_of_its_error_is_not_submitted_twice(
 
 
 def test_next_driver_waits_for_an_sbatch_that_a_killed_driver_has_started(
-    fake: FakeSlurm, tmp_path: Path
+    fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """It prints once why it waits, and Ctrl-C stops it."""
     (job,) = jobs_in(tmp_path / "sweep", 1)
     job.folder.mkdir()
     (job.folder / NOTE).write_text("")
-    late = threading.Timer(1.5, lambda: (fake.folder / "jobs").write_text("0 1 PENDING\n"))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    stopped = run_jobs(Queue([job]), place_of(tmp_path / "sweep"))
+    assert stopped == (signal.SIGINT, [])
+    late = threading.Timer(2.5, lambda: (fake.folder / "jobs").write_text("0 1 PENDING\n"))
     late.start()
-    assert place_of(tmp_path / "sweep").start(job) == "is still Slurm job 1"
+    capfd.readouterr()
+    assert started(place_of(tmp_path / "sweep"), job) == "is still Slurm job 1"
+    assert capfd.readouterr().out.count("sbatch may still submit it") == 1
     old = time.time() - slurm.SUBMIT_SECONDS
     (fake.folder / "jobs").write_text("")
+    (job.folder / NOTE).write_text("")
     os.utime(job.folder / NOTE, (old, old))
     assert place_of(tmp_path / "sweep").start(job) == "is submitted as Slurm job 1"
+
+
+def test_a_brief_failure_of_sbatch_does_not_end_a_sweep_of_which_nothing_runs(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lasting one does. The list of squeue says each time whether the job is submitted."""
+    jobs = jobs_in(tmp_path / "sweep")
+    monkeypatch.setattr(slurm, "SUBMIT_SECONDS", 0.6)
+    refusal_file = fake.folder / "refusal"
+    refusal_file.write_text("sbatch: error: Unable to contact slurm controller")
+    threading.Timer(1.5, refusal_file.unlink).start()
+    assert run_jobs(Queue(jobs), place_of(tmp_path / "sweep"), wait=False) == (0, jobs)
+    assert [number for number, _ in fake.jobs()] == ["0", "1", "2"]
+    (fake.folder / "jobs").write_text("")
+    refusal_file.write_text("sbatch: error: Unable to contact slurm controller")
+    monkeypatch.setattr(slurm, "MAX_FAILURES", 2)
+    with pytest.raises(UserError, match="Unable to contact"):
+        run_jobs(Queue(jobs_in(tmp_path / "other")), place_of(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "0 1 RUNNING\n0 2 FAILED\n",
+        "0 2 FAILED\n0 1 PENDING\n",
+        "0 1 RUNNING\nsite 3 RUNNING\n 4 RUNNING\n0 of 9 5 RUNNING\n(null) 6 FAILED\n",
+    ],
+)
+def test_the_last_job_that_has_not_ended_counts_and_foreign_comments_are_ignored(
+    rows: str, fake: FakeSlurm, tmp_path: Path
+) -> None:
+    (job,) = jobs_in(tmp_path / "sweep", 1)
+    (fake.folder / "jobs").write_text(rows)
+    place = place_of(tmp_path / "sweep")
+    assert place.start(job) == "is still Slurm job 1"
+    assert place.poll() == []
+
+
+def test_a_job_that_failed_before_its_run_began_while_no_driver_waited_is_recorded(
+    fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also if squeue has forgotten it. Else Optuna would never give up its trial."""
+    jobs = jobs_in(tmp_path / "sweep")
+
+    def drive() -> str:
+        left = Queue([job for job in jobs if job.run["status"] != "failed"])
+        assert run_jobs(left, place_of(tmp_path / "sweep"), wait=False)[0] == 0
+        return capfd.readouterr().out
+
+    drive()
+    fake.set_state(1, "FAILED")
+    assert "job 0 failed: Slurm job 1 failed before its run began: see screen.log" in drive()
+    assert len(fake.jobs()) == 3
+    (jobs[1].folder / "screen.log").write_text("module: command not found")
+    (fake.folder / "jobs").write_text("")
+    printed = drive()
+    assert "job 1 failed: Slurm job 2 failed before its run began: see screen.log" in printed
+    assert "job 2 is submitted as Slurm job 1" in printed  # cancelled before its start
+    assert [job.run["status"] for job in jobs] == ["failed", "failed", "stopped"]
+    assert place_of(tmp_path / "sweep").start(jobs[0]) == "is submitted as Slurm job 2"
+
+
+def test_a_job_that_was_submitted_again_does_not_show_the_reason_of_the_last_one(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    (job,) = jobs_in(tmp_path / "sweep", 1)
+    for state in ("FAILED", "TIMEOUT"):
+        place = place_of(tmp_path / "sweep")
+        place.start(job)
+        fake.set_state(len(fake.jobs()), state)
+        assert place.poll() == [job]
+    assert job.run["status"] == "stopped"
+    assert job.run["reason"] == "Slurm job 2 ended as TIMEOUT: see screen.log"
+    place = place_of(tmp_path / "sweep")
+    place.start(job)
+    (fake.folder / "jobs").write_text("")
+    assert place.poll() == [job]
+    assert job.run["reason"] == "killed before its first checkpoint"
+
+
+def test_a_percent_sign_in_the_folder_is_none_of_sbatchs_placeholders(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    jobs = jobs_in(tmp_path / "80%j" / "sweep")
+    place_of(jobs[0].folder.parent).start(jobs[0])
+    script = (fake.folder / "script_1").read_text()
+    assert f"--output={tmp_path}/80%%j/sweep/0/screen.log\n" in script
+    assert f"--output {tmp_path}/80%%j/sweep/0/screen.log " in script
+
+
+def test_a_sweep_without_requeue_overrides_the_clusters_default(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    jobs = jobs_in(tmp_path / "sweep")
+    settings = SETTINGS["sbatch"] | {"requeue": False}
+    place_of(tmp_path / "sweep", sbatch=settings).start(jobs[0])
+    lines = (fake.folder / "script_1").read_text().splitlines()
+    assert "#SBATCH --no-requeue" in lines
+    assert "#SBATCH --requeue" not in lines
 
 
 @pytest.mark.parametrize(
@@ -163,7 +282,7 @@ def test_next_driver_waits_for_an_sbatch_that_a_killed_driver_has_started(
     [
         ("CANCELLED", "stopped", "Slurm job 1 ended as CANCELLED: see screen.log"),
         ("TIMEOUT", "stopped", "Slurm job 1 ended as TIMEOUT: see screen.log"),
-        ("FAILED", "failed", "Slurm job 1 ended as FAILED: see screen.log"),
+        ("FAILED", "failed", "Slurm job 1 failed before its run began: see screen.log"),
         ("", "stopped", "killed before its first checkpoint"),  # squeue has forgotten it
     ],
 )
@@ -264,6 +383,11 @@ TINY = ("data=synthetic", "model=mlp", "seed=1,2")
             "sweep.sbatch.clusters: submit from a machine of that cluster",
         ),
         ("+sweep.sbatch.comment=a", "sweep.sbatch.comment: the sweep sets this option"),
+        ("sweep.sbatch.signal=null", "Add sweep.sbatch.signal=USR1@300"),
+        ("sweep.sbatch.partition=a,b", "type 'sweep.sbatch.partition=\"a,b\"'"),
+        ("+sweep.sbatch.qos=a,b", "type '+sweep.sbatch.qos=\"a,b\"'"),
+        ("sweep=[optuna,slurm] sweep.num_trials=5,6", "only one value of sweep.num_trials"),
+        ("sweep=slurm,grid", "type 'sweep=[slurm,grid]'"),
         ("trainer.num_nodes=2", "use sweep.sbatch.nodes"),
         ("sweep=[grid,slurm] sweep.jobs_per_gpu=2", "sweep=slurm locks each GPU"),
         ("sweep.time=3:00", "sweep.time"),
@@ -275,7 +399,8 @@ def test_mistakes_of_a_slurm_sweep_leave_nothing(
 ) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = ("-m", "sweep=slurm", *overrides.split(), *TINY, f"output_dir={tmp_path / 'out'}")
+    choice = () if overrides.startswith("sweep=") else ("sweep=slurm",)
+    words = ("-m", *choice, *overrides.split(), *TINY, f"output_dir={tmp_path / 'out'}")
     said = refusal(*words)
     assert hint in said
     assert len(said.splitlines()) <= 2, said

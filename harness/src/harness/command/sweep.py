@@ -25,7 +25,7 @@ from harness.command.check import check
 from harness.command.compose import Command, compose_command, key_of, parse_overrides
 from harness.command.hydra_errors import explaining_errors
 from harness.devices import VISIBLE, num_gpus, usable_cores
-from harness.display import display_path
+from harness.display import display_path, quoted_override
 from harness.errors import UserError, print_text
 from harness.keys import is_within
 from harness.runs.reading import as_frame
@@ -134,6 +134,13 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
 
     For several numbers, only the first is checked, except below ``trainer``.
     """
+    for override in overrides:
+        key, text = override.key_or_group, str(override.input_line).partition("=")[2]
+        if key.partition(".")[0] == "sweep" and override.is_sweep_override():
+            hint = f"If the value has a comma, type {quoted_override(override.get_key_element(), text)}"
+            if key == "sweep":
+                hint = f"To combine these files, type {shlex.quote(f'sweep=[{text}]')}"
+            raise UserError(f"{override.input_line}: a sweep has only one value of {key}.\n{hint}")
     first = [*map(_first_value, overrides)]
     command.is_sweep = True
     check(command)
@@ -217,6 +224,7 @@ def _choose_place(
     if not command.is_on_slurm:
         slots, reason = _choose_slots(command)
         return Processes(program, slots), reason
+    slurm.remove_variables()
     num = command.sweep["num_parallel"]
     if num == "auto":  # later trials of a study learn from earlier ones
         num = max(1, queue.num_jobs // 5 if isinstance(queue, Study) else queue.num_jobs)

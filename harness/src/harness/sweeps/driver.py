@@ -28,8 +28,12 @@ class Place(Protocol):
 
     num_parallel: int
 
-    def start(self, job: Job) -> str:
-        """Start a job, and return how, as a text; a UserError if the place refuses it."""
+    def start(self, job: Job) -> str | None:
+        """Start a job, and return how, as a text; ``None`` if the driver must try again.
+
+        Raises:
+            UserError: the place refuses the job.
+        """
 
     def poll(self) -> list[Job]:
         """Return the jobs that have ended since the last call; their folders have the results."""
@@ -64,8 +68,12 @@ def run_jobs(queue: Queue, place: Place, wait: bool = True) -> tuple[int, list[J
             may_start = not received and not is_full and len(running) < place.num_parallel
             if may_start and (job := queue.next()):
                 try:
-                    print_text(f"job {job.number} {place.start(job)}: {shlex.join(job.overrides)}")
-                    running.append(job)
+                    if text := place.start(job):
+                        print_text(f"job {job.number} {text}: {shlex.join(job.overrides)}")
+                        running.append(job)
+                    else:
+                        queue.waiting.insert(0, job)
+                        time.sleep(POLL_SECONDS)
                 except UserError as error:
                     queue.waiting.insert(0, job)
                     if not running:

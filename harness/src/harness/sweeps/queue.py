@@ -35,11 +35,15 @@ class Job:
         return reading.read(self.folder)
 
 
-def note_failure(job: Job, reason: str) -> None:
-    """Record that a job has failed, unless its run has begun, which records its own failure."""
+def note_failure(job: Job, reason: str) -> bool:
+    """Record that a job has failed, unless its run has begun, which records its own failure.
+
+    Returns whether the failure is new.
+    """
     has_begun = bool(provenance.read(job.folder).get("starts"))
-    if not has_begun and job.run["status"] != "failed":
+    if is_new := not has_begun and job.run["status"] != "failed":
         provenance.note(job.folder, status="failed", reason=reason)
+    return is_new
 
 
 class Queue:

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 import zlib
 from collections.abc import Sequence
@@ -21,16 +20,17 @@ from harness import provenance
 from harness.distributed import parent_process
 from harness.errors import UserError, print_text
 from harness.sweeps.queue import SCREEN, Job, note_failure
+from harness.sweeps.squeue import ENDED, SlurmList
 
 NOTE = "slurm_job.txt"  # the id of a job's latest Slurm job, in its folder; empty during sbatch
 SUBMIT_SECONDS = 60.0  # after its driver was killed, an sbatch may take this long to submit its job
 FILE_SECONDS = 60.0  # a network file system may hide a new file for this long
-UNCERTAIN = re.compile("timed out|[Cc]ontact|[Cc]onnect|[Cc]ommunic")  # may have submitted the job
-VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
-ENDED = (
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
-    *("DEADLINE", "OUT_OF_MEMORY", "REVOKED", "GONE"),  # GONE: squeue has forgotten the job
+MAX_FAILURES = 5  # calls of sbatch in a row without an answer
+UNCERTAIN = re.compile(  # errors of Slurm's network; sbatch may have submitted the job
+    "timed out|Unable to contact|[Cc]onnect|[Cc]ommunic|Zero Bytes|temporarily|standby"
 )
+FAILURE = f"Slurm job {{}} failed before its run began: see {SCREEN}"
+VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
 # The same lines as in the template's scripts/slurm/train.sbatch, which explains them.
 REQUEUE = """\
 status=$?
@@ -43,12 +43,14 @@ exit $status"""
 
 def check(settings: dict[str, Any]) -> None:
     """Raise a ``UserError`` if this machine cannot submit jobs with the settings of ``sweep``."""
-    if taken := {"array", "comment", "job_name"} & settings["sbatch"].keys():
+    if taken := {"array", "comment", "job_name", "output"} & settings["sbatch"].keys():
         raise UserError(f"sweep.sbatch.{min(taken)}: the sweep sets this option. Leave it out.")
     if "clusters" in settings["sbatch"]:  # squeue would look at this machine's cluster only
         raise UserError("sweep.sbatch.clusters: submit from a machine of that cluster instead.")
-    if settings["sbatch"].get("time") is None:  # submitit's default is 5 minutes
-        raise UserError("sweep.sbatch.time has no value. Add sweep.sbatch.time=<hours>:00:00.")
+    # submitit's defaults are 5 minutes, and a signal that ends a run without saving.
+    for key, example in {"time": "<hours>:00:00", "signal": "USR1@300"}.items():
+        if settings["sbatch"].get(key) is None:
+            raise UserError(f"sweep.sbatch.{key} has no value. Add sweep.sbatch.{key}={example}")
     if settings.get("dry_run"):
         return
     try:
@@ -61,6 +63,15 @@ def check(settings: dict[str, Any]) -> None:
                 f"sweep=slurm: this machine has no {program}. Type the command on a machine that "
                 "submits to Slurm,\nor leave out sweep=slurm to run the jobs here."
             )
+
+
+def remove_variables() -> None:
+    """Remove variables that would replace our options of sbatch and squeue.
+
+    In a shell that is itself a Slurm job, sbatch would use the settings of that job.
+    """
+    for variable in filter(VARIABLES.match, list(os.environ)):
+        del os.environ[variable]
 
 
 class SlurmJobs:
@@ -88,33 +99,31 @@ class SlurmJobs:
         name = f"{folder.parent.name}_{folder.name}_{zlib.crc32(os.fsencode(folder)):08x}"
         self.name = re.sub(r"[^\w.-]", "_", name)
         self.running: dict[int, tuple[Job, str, float]] = {}  # with the Slurm job's id, and a time
-        self.listed: dict[int, tuple[str, str]] = {}  # id and state by the job's number
-        self.listed_time = self.polled_time = self.next_time = -1.0
+        self.slurm_list = SlurmList(self.name, settings.get("poll_seconds", 1))
+        self.polled_time = -1.0  # the time of the list in the last call of poll
         self.seen: dict[int, float] = {}  # when a job was first seen to end
-        self.is_silent = False  # whether squeue did not answer last time
-        # In a shell that is itself a Slurm job, sbatch would use the settings of that job. The
-        # variables of sbatch and squeue would replace our options.
-        for variable in [v for v in os.environ if VARIABLES.match(v)]:
-            del os.environ[variable]
+        self.awaited: int | None = None  # number of the job that an sbatch may still submit
+        self.num_failures = 0  # calls of sbatch in a row without an answer
 
     def command(self, job: Job) -> list[str]:
         """Return a job's command. The variable names its folder, and no process to follow."""
         variable = f"{parent_process.PARENT}=0:job:{job.folder}"
-        return ["env", variable, *self.program, *job.overrides]
+        return ["env", "-u", "HYDRA_FULL_ERROR", variable, *self.program, *job.overrides]
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """Return submitit's parameters for a job."""
-        given = self.settings["sbatch"].items()
-        options = {key: value for key, value in given if value is not None and value is not False}
-        screen = str(job.folder / SCREEN)
-        fixed = {"comment": job.number, "output": screen, "requeue": True, "signal": "USR1@300"}
+        screen = str(job.folder / SCREEN).replace("%", "%%")  # %j would become the Slurm job's id
+        given = {"comment": job.number, "output": screen} | self.settings["sbatch"]
+        if given.get("requeue") is False:  # the cluster's default may be to requeue
+            given["no_requeue"] = True
+        options = {k: v for k, v in given.items() if v is not None and v is not False}
         return {
             "name": self.name,
             "stderr_to_stdout": True,
             "slurm_setup": self.settings.get("setup", []),
             "slurm_srun_args": ["--kill-on-bad-exit=1", "--open-mode=append", "--output", screen],
             "slurm_teardown": REQUEUE.splitlines(),
-            "slurm_additional_parameters": fixed | options,
+            "slurm_additional_parameters": options,
         }
 
     def preview(self, job: Job) -> str:
@@ -128,80 +137,102 @@ class SlurmJobs:
         srun = shlex.join(["srun", *given["slurm_srun_args"], *self.command(job)])
         return "\n".join([*lines, *given["slurm_setup"], srun, *given["slurm_teardown"]])
 
-    def start(self, job: Job) -> str:
+    def start(self, job: Job) -> str | None:
         """Submit a job, unless Slurm has it already, and return a text.
 
+        Returns:
+            ``None`` while Slurm does not answer, or while an sbatch may still submit the job.
+
         Raises:
-            UserError: Slurm refuses the job, or does not answer.
+            UserError: Slurm refuses the job, or has never answered.
         """
         job.folder.mkdir(exist_ok=True)
         note = job.folder / NOTE
-        self._ask()
-        while (slurm_job := self._active(job)) is None and _is_being_submitted(note):
+        noted = note.read_text() if note.exists() else None
+        if noted == "":  # only a new list has a job that sbatch has submitted by now
+            self.slurm_list.next_time = 0.0
+        if self.cluster == "slurm" and not self.slurm_list.update():
+            return None
+        slurm_job, state = self.slurm_list.find(job.number)
+        if state not in ENDED:
+            text = f"is still Slurm job {slurm_job}"
+            if not noted:
+                self._complete(job, slurm_job)
+        elif noted == "" and (left := note.stat().st_mtime + SUBMIT_SECONDS - time.time()) > 0:
+            if self.awaited != job.number:
+                print_text(f"job {job.number} waits: for {left:.0f} s, sbatch may still submit it")
+            self.awaited = job.number
             time.sleep(1.0)
-            self.next_time = 0.0
-            self._ask()
-        text = f"is still Slurm job {slurm_job}"
-        if slurm_job is None:
-            slurm_job = self._submit(job, note)
+            return None
+        elif noted and _has_failed_unseen(job, note, state):
+            self.running[job.number] = job, noted, -1.0
+            self.polled_time = -1.0  # the next call of poll returns the job
+            return f"was Slurm job {noted}"
+        elif slurm_job := self._submit(job, note):
             text = f"is submitted as Slurm job {slurm_job}"
-        elif not note.exists() or not note.read_text():
-            self._complete(job, slurm_job, note)
+        else:
+            return None
+        note.write_text(slurm_job)
         self.running[job.number] = job, slurm_job, time.monotonic()
         return text
 
-    def _complete(self, job: Job, slurm_job: str, note: Path) -> None:
+    def _call(self, job: Job) -> tuple[Any, ...]:
+        """Return a call that replaces submitit's process, and so its handlers of signals."""
+        command = self.command(job)
+        return os.execvp, command[0], command
+
+    def _complete(self, job: Job, slurm_job: str) -> None:
         """Write the file that a Slurm job waits for, if its driver was killed before it did so."""
         from submitit.helpers import DelayedSubmission
 
         file = self.scripts / f"{slurm_job}_submitted.pkl"
         if not file.exists():
-            command = self.command(job)
             self.scripts.mkdir(exist_ok=True)
-            DelayedSubmission(os.execvp, command[0], command).dump(file)
-        note.write_text(slurm_job)
+            DelayedSubmission(*self._call(job)).dump(file)
 
     def _submit(self, job: Job, note: Path) -> str:
+        """Return the id of a new Slurm job, or ``""`` if sbatch may still submit it."""
         import submitit
 
         note.write_text("")
+        self.awaited = None
+        if provenance.read(job.folder):  # the reason for which an earlier Slurm job has ended
+            provenance.note(job.folder, status=None, reason=None)
         # Ctrl-C in the terminal must not stop sbatch, which may have submitted the job already.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             executor = submitit.AutoExecutor(self.scripts, cluster=self.cluster)
             executor.update_parameters(**self.parameters(job))
-            # The command replaces submitit's process, and so its handlers of signals.
-            command = self.command(job)
-            slurm_job = str(executor.submit(os.execvp, command[0], command).job_id)
+            slurm_job = str(executor.submit(*self._call(job)).job_id)
         except RuntimeError as error:
-            if not UNCERTAIN.search(str(error)):  # else the next start waits, and asks squeue
+            text = f"sbatch did not submit job {job.number}: {error}"
+            if not UNCERTAIN.search(str(error)):
                 note.unlink()
-            raise UserError(f"sbatch did not submit job {job.number}: {error}") from error
+                raise UserError(text) from error
+            self.num_failures += 1
+            if self.num_failures >= MAX_FAILURES:
+                raise UserError(text) from error
+            print_text(text)
+            return ""
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        note.write_text(slurm_job)
+        self.num_failures = 0
         return slurm_job
 
     def poll(self) -> list[Job]:
         """Return the jobs that have ended since the last call, with the reason in their folders."""
-        try:
-            self._ask()
-            self.is_silent = False
-        except UserError as error:
-            if not self.is_silent:
-                print_text(f"{error}\nThe sweep waits for Slurm.")
-            self.is_silent = True
-        if self.listed_time == self.polled_time:
+        self.slurm_list.update()
+        if self.slurm_list.time == self.polled_time:
             return []
-        self.polled_time = self.listed_time
-        is_known = [entry for entry in self.running.values() if entry[2] < self.listed_time]
+        self.polled_time = self.slurm_list.time
+        is_known = [entry for entry in self.running.values() if entry[2] < self.polled_time]
         ended = [job for job, slurm_job, _ in is_known if self._has_ended(job, slurm_job)]
         for job in ended:
             del self.running[job.number]
         return ended
 
     def _has_ended(self, job: Job, slurm_job: str) -> bool:
-        state = self.listed.get(job.number, ("", "GONE"))[1]
+        state = self.slurm_list.find(job.number)[1]
         if state not in (*ENDED, "COMPLETING"):
             self.seen.pop(job.number, None)
             return False
@@ -210,10 +241,10 @@ class SlurmJobs:
         since = time.monotonic() - self.seen.setdefault(job.number, time.monotonic())
         if state == "COMPLETING" or (state == "COMPLETED" and since < FILE_SECONDS):
             return False
-        reason = f"Slurm job {slurm_job} ended as {state}: see {SCREEN}"
         if state == "FAILED":
-            note_failure(job, reason)
+            note_failure(job, FAILURE.format(slurm_job))
         elif status == "stopped" and state != "GONE":
+            reason = f"Slurm job {slurm_job} ended as {state}: see {SCREEN}"
             provenance.note(job.folder, reason=reason)
         return True
 
@@ -223,36 +254,13 @@ class SlurmJobs:
         print_text(f"{text} them, type: scancel --name={self.name}")
         return False
 
-    def _active(self, job: Job) -> str | None:
-        """Return the id of the Slurm job that runs a job, or waits to run it."""
-        slurm_job, state = self.listed.get(job.number, ("", "GONE"))
-        return None if state in ENDED else slurm_job
 
-    def _ask(self) -> None:
-        """List the sweep's Slurm jobs, at most every ``sweep.poll_seconds``.
+def _has_failed_unseen(job: Job, note: Path, state: str) -> bool:
+    """Record that the noted Slurm job failed before its run began, if no driver has done so.
 
-        Raises:
-            UserError: Slurm does not answer.
-        """
-        if self.cluster != "slurm" or time.monotonic() < self.next_time:
-            return
-        begin = time.monotonic()
-        command = ["squeue", "--me", f"--name={self.name}", "--states=all", "--noheader"]
-        answer = subprocess.run(
-            [*command, "--format=%k %i %T"], capture_output=True, text=True, start_new_session=True
-        )
-        self.next_time = time.monotonic() + self.settings.get("poll_seconds", 1)
-        if answer.returncode:
-            raise UserError(f"squeue does not answer: {answer.stderr.strip()}")
-        self.listed_time = begin
-        rows = [line.split() for line in answer.stdout.splitlines()]
-        # The last Slurm job of a number is the one that counts.
-        rows.sort(key=lambda row: int(row[1]))
-        self.listed = {int(number): (slurm_job, state) for number, slurm_job, state in rows}
-
-
-def _is_being_submitted(note: Path) -> bool:
-    """Return whether the sbatch of a killed driver may still submit the job."""
-    if not note.exists() or note.read_text():
-        return False
-    return time.time() - note.stat().st_mtime < SUBMIT_SECONDS
+    If squeue has forgotten a job, its output tells that it was not cancelled before its start.
+    """
+    screen = job.folder / SCREEN
+    has_output = screen.exists() and screen.stat().st_mtime >= note.stat().st_mtime
+    has_failed = state == "FAILED" or (state == "GONE" and has_output)
+    return has_failed and note_failure(job, FAILURE.format(note.read_text()))
