@@ -27,8 +27,10 @@ def test_program_that_a_callback_starts_is_no_rank_and_follows_nobody(tmp_path: 
         "left = {'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_PORT', 'SLURM_NTASKS', parent.PARENT}\n"
         "left |= {'TORCHELASTIC_RUN_ID'}\n"
         "assert not left & set(os.environ), left & set(os.environ)\n"
+        "assert os.environ['SLURM_CONF'] == 'x'\n"  # where Slurm is, and not which job this is
     )
     inherited = {"WORLD_SIZE": "2", "MASTER_PORT": "1234", "SLURM_NTASKS": "2"}
+    inherited["SLURM_CONF"] = "x"
     by_rank = {"0": {}, "1": {}, "1 of torchrun": {"TORCHELASTIC_RUN_ID": "x"}}
     for rank, more in by_rank.items():
         first = os.getpid() if rank == "0" or more else os.getppid()

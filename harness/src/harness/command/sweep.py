@@ -137,7 +137,8 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
     for override in overrides:
         key, text = override.key_or_group, str(override.input_line).partition("=")[2]
         if key.partition(".")[0] == "sweep" and override.is_sweep_override():
-            hint = f"If the value has a comma, type {quoted_override(override.get_key_element(), text)}"
+            quoted = quoted_override(override.get_key_element(), text)
+            hint = f"If the value has a comma, type {quoted}"
             if key == "sweep":
                 hint = f"To combine these files, type {shlex.quote(f'sweep=[{text}]')}"
             raise UserError(f"{override.input_line}: a sweep has only one value of {key}.\n{hint}")

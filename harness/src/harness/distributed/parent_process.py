@@ -18,7 +18,7 @@ PARENT = "HARNESS_PARENT"  # "<pid of the parent>:<rank or job>:<folder of this 
 # Variables that launchers set in the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
-    "|ROLE_.*|TORCHELASTIC_.*|SLURM_.*|HARNESS_.*"
+    "|ROLE_.*|TORCHELASTIC_.*|SLURM_(?!CONF$|JWT$).*|HARNESS_.*"
 )
 
 

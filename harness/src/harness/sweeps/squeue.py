@@ -61,7 +61,7 @@ class SlurmList:
                 print_text(f"{text}\nThe sweep waits for Slurm.")
             return False
         rows = re.findall(r"^(\d+) (\d+) ([A-Z_]+)$", answer.stdout, re.MULTILINE)
-        # Of several Slurm jobs of one number, the last one counts that has not ended.
+        # If a number has several Slurm jobs, the last one counts that has not ended.
         rows.sort(key=lambda row: (row[2] not in ENDED, int(row[1])))
         self.jobs = {int(number): (slurm_job, state) for number, slurm_job, state in rows}
         self.time = begin
