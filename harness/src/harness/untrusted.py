@@ -24,13 +24,10 @@ MAX_TEXT = 2**21  # bytes of all values in a YAML file, with its aliases expande
 MAX_DEPTH = 100
 # A YAML file of fewer bytes is harmless if it has no anchor, and no line opens many levels.
 SMALL = MAX_VALUES * 2
-DEEP = re.compile(rb"&|^[ \t?-]{100}", re.MULTILINE)
-LONG_NUMBER = re.compile(rb"(?<![\w.])[-+]?\d[\d_:.a-fxA-FX]{400}")  # 60:60:... takes hours
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the value of a YAML file; raise an OSError or a ValueError if that fails."""
-    return parse_yaml(read_bytes(path, MAX_YAML))
+DEEP = re.compile(rb"^[ \t?-]{%d}" % MAX_DEPTH, re.MULTILINE)
+MAX_DIGITS = 400
+# 60:60:... takes hours
+LONG_NUMBER = re.compile(rb"(?<![\w.])[-+]?\d[\d_:.a-fxA-FX]{%d}" % MAX_DIGITS)
 
 
 def parse_yaml(data: bytes) -> Any:
@@ -47,12 +44,14 @@ def check_yaml(data: bytes) -> None:
 
     A text with a syntax error passes, because the parser's own error names the line.
     """
-    if LONG_NUMBER.search(data):
+    longest = max(map(len, data.split(b"\n")))
+    if longest > MAX_DIGITS and LONG_NUMBER.search(data):
         raise ValueError("it holds a number of more than 400 digits")
     if len(data) > MAX_YAML:
         raise ValueError(f"it has more than {MAX_YAML:,} bytes")
     num_brackets = data.count(b"[") + data.count(b"{")
-    if len(data) < SMALL and num_brackets < MAX_DEPTH and not DEEP.search(data):
+    is_flat = longest < MAX_DEPTH or not DEEP.search(data)
+    if len(data) < SMALL and num_brackets < MAX_DEPTH and b"&" not in data and is_flat:
         return
     sizes: dict[str | None, tuple[int, int]] = {}  # anchor -> (number of values, of bytes)
     # The open collections: anchor, and the values and bytes before them.
@@ -89,12 +88,15 @@ def read_json(path: Path) -> Any:
 
 def parse_json(data: bytes) -> Any:
     """Return the value of a JSON text; an integer beyond 64 bits becomes a float."""
-    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+    num_brackets = data.count(b"[") + data.count(b"{")
+    if num_brackets + data.count(b",") > MAX_JSON_VALUES:
         raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
     try:
         found = json.loads(data, parse_int=lambda text: (int if len(text) < 19 else float)(text))
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from error
+    if num_brackets <= MAX_DEPTH:
+        return found
     level = [found] if isinstance(found, dict | list) else []
     for _ in range(MAX_DEPTH):
         inner = (node.values() if isinstance(node, dict) else node for node in level)

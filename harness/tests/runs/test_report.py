@@ -58,15 +58,31 @@ def test_curves_hold_what_was_logged_and_the_objective_comes_first(folder: Path)
     names = ["a", "c", "<i>b"]
     found = reading.find([folder / name for name in names])
     first, *_ = report.curves_of(found, names)
-    assert first.layout.title.text == "val/accuracy"
-    assert [trace.name for trace in first.data] == names
+    assert first["layout"] == {"title": {"text": "val/accuracy"}, "showlegend": True}
+    assert [curve["name"] for curve in first["data"]] == names
     points = reading.read_table(folder / "a" / "metrics.csv").drop_nulls("val/accuracy")
-    assert [*first.data[0].x] == points["step"].to_list()
-    assert [*first.data[0].y] == points["val/accuracy"].to_list()
-    figures = {figure.layout.title.text: figure for figure in report.scatter_of(found, names)}
+    assert first["data"][0]["x"] == points["step"].to_list()
+    assert first["data"][0]["y"] == points["val/accuracy"].to_list()
+    figures = {each["layout"]["title"]["text"]: each for each in report.scatter_of(found, names)}
     lr = figures["best val/accuracy against model.optimizer.lr"]
-    assert [*lr.data[0].x] == [0.005, 0.3, 0.03]
-    assert lr.layout.xaxis.type == "log"
+    assert lr["data"][0]["x"] == [0.005, 0.3, 0.03]
+    assert lr["layout"]["xaxis"]["type"] == "log"
+
+
+def test_a_figure_of_many_runs_has_the_curves_of_the_best_ones_and_no_legend(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("worst", 0.1), ("best", 0.9), ("second", 0.8)):
+        provenance.note(copied(finished_run, tmp_path / name), best=value)
+    monkeypatch.setattr(report, "MAX_CURVES", 2)
+    monkeypatch.setattr(report, "MAX_NAMED", 1)
+    assert runs.main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    title = "val\\u002faccuracy (the best 2 of 3 runs)"
+    (figure,) = (part for part in page.split("Plotly.newPlot(") if title in part)
+    assert re.findall(r'"name":"(\w+)"', figure) == ["best", "second"]
+    assert '"showlegend":false' in figure
+    assert ">worst<" in page
 
 
 def test_another_file_is_kept_and_an_older_report_is_replaced(

@@ -18,7 +18,9 @@ from harness import provenance, untrusted
 from harness.checkpoints.lookup import by_step
 from harness.display import display_path
 from harness.errors import UserError
+from harness.files import MAX_YAML, read_bytes
 from harness.keys import flatten
+from harness.runs import configs
 
 if TYPE_CHECKING:
     import polars as pl  # imported where it is used, because that takes 0.1 s
@@ -67,10 +69,12 @@ def as_frame(runs: Sequence[dict[str, Any]]) -> Runs:
     import polars as pl
 
     def cell(value: Any) -> Any:
-        if isinstance(value, int) and not -INT_LIMIT < value < INT_LIMIT:
-            value = float(value) if -(INT_LIMIT**16) < value < INT_LIMIT**16 else str(value)
-        if value is None or isinstance(value, (int, float)):
+        if value is None or isinstance(value, float):
             return value
+        if isinstance(value, int):
+            if -INT_LIMIT < value < INT_LIMIT:
+                return value
+            return float(value) if -(INT_LIMIT**16) < value < INT_LIMIT**16 else str(value)
         text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
         return text.encode(errors="replace").decode()  # a folder's name may be any bytes
 
@@ -141,7 +145,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def _config_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a run's config, and its settings by their full keys."""
-    config = untrusted.read_yaml(path)
+    config = configs.parse(read_bytes(path, MAX_YAML))
     if not isinstance(config, dict) or "model" not in config:
         raise ValueError("it is not the config of a run")
     settings = flatten({key: node for key, node in config.items() if key not in NOT_COMPARED})

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import polars as pl
 
@@ -16,9 +16,6 @@ from harness.errors import UserError
 from harness.files import write_durably
 from harness.runs.reading import FACTS, GPU, METRICS, Runs, read_table
 from harness.runs.table import differing_settings, overview, titles
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 GENERATOR = '<meta name="generator" content="harness report of runs">'
 # The policy forbids all requests by the browser. plotly's script needs the two "unsafe" entries.
@@ -35,6 +32,8 @@ body > div {{ display: inline-block }}
 </style>
 """
 MAX_POINTS = 500  # of a curve
+MAX_CURVES = 100  # of a figure
+MAX_NAMED = 30  # curves of a figure with a legend
 
 
 def write_report(runs: Runs, path: Path) -> None:
@@ -57,8 +56,9 @@ def write_report(runs: Runs, path: Path) -> None:
 
 def page_parts(runs: Runs) -> Iterator[str]:
     """Yield the page in pieces. Runs with the same objective are together, the best run first."""
-    from plotly.io import to_html
+    from plotly.io import templates, to_html
 
+    style = {"height": 360, "width": 600, "template": templates["plotly"].to_plotly_json()}
     root = Path(os.path.commonpath([Path(run).resolve().parent for run in runs.frame["run"]]))
     title = escape(f"{len(runs.frame)} runs of {display_path(root)}")
     yield f"{HEAD}<title>{title}</title></head><body><h1>{title}</h1>"
@@ -78,8 +78,9 @@ def page_parts(runs: Runs) -> Iterator[str]:
         yield f"<table><tr><td>{'</td></tr><tr><td>'.join(lines)}</td></tr></table>"
         names = [*map(escape, names)]
         for figure in (*curves_of(group, names), *scatter_of(group, names)):
-            figure.update_layout(height=360, width=600)
-            yield to_html(figure, include_plotlyjs=not has_script, full_html=False)
+            figure["layout"] |= style
+            # plotly would validate for 2 ms per curve.
+            yield to_html(figure, include_plotlyjs=not has_script, full_html=False, validate=False)
             has_script = True
 
 
@@ -98,34 +99,37 @@ def _table_of(run: Path) -> pl.DataFrame:
         return pl.DataFrame(schema={"step": pl.Int64})
 
 
-def curves_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
-    """Yield a figure for each metric that was logged more than once, the objective first."""
-    from plotly.graph_objects import Figure
+def curves_of(runs: Runs, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a figure for each metric that was logged more than once, the objective first.
 
-    tables = [_table_of(Path(run)) for run in runs.frame["run"]]
+    It has curves of the best runs only: the eye cannot separate more.
+    """
+    objective = runs.frame["objective"][0]
+    tables = [_table_of(Path(run)) for run in runs.frame["run"][:MAX_CURVES]]
     metrics = dict.fromkeys(name for table in tables for name in table.columns[1:])
-    for metric in sorted(metrics, key=lambda name: name != runs.frame["objective"][0]):
-        figure = Figure(layout={"title": escape(metric), "showlegend": True})
-        for table, name in zip(tables, names, strict=True):
+    which = "the best " if objective else ""
+    some = f" ({which}{MAX_CURVES} of {len(names):,} runs)" if len(names) > MAX_CURVES else ""
+    for metric in sorted(metrics, key=lambda name: name != objective):
+        curves = []
+        for table, name in zip(tables, names, strict=False):
             if metric in table.columns:
                 points = table.select("step", metric).drop_nulls()
                 points = points.gather_every(len(points) // MAX_POINTS + 1)
-                figure.add_scatter(x=points["step"], y=points[metric], name=name)
-        if len({step for curve in figure.data for step in curve.x}) > 1:
-            yield figure
+                x, y = points["step"].to_list(), points[metric].to_list()
+                curves.append({"type": "scatter", "x": x, "y": y, "name": name})
+        if len({step for curve in curves for step in curve["x"]}) > 1:
+            layout = {"title": {"text": f"{escape(metric)}{some}"}}
+            yield {"data": curves, "layout": layout | {"showlegend": len(curves) <= MAX_NAMED}}
 
 
-def scatter_of(runs: Runs, names: Sequence[str]) -> "Iterator[Figure]":
+def scatter_of(runs: Runs, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a figure for each setting that differs: the best value of each run against it."""
-    from plotly.graph_objects import Figure
-
+    y = runs.frame["best"].to_list()
     for name in differing_settings(runs):
         x = runs.frame[name].to_list()
         are_rates = all(isinstance(value, float) and value > 0 for value in x)
         x = x if are_rates else [escape(text_of(value)) for value in x]
-        title = f"best {runs.frame['objective'][0]} against {name}"
-        figure = Figure(layout={"title": escape(title)})
-        figure.add_scatter(x=x, y=runs.frame["best"], text=names, mode="markers")
-        if are_rates:
-            figure.update_xaxes(type="log")
-        yield figure
+        points = {"type": "scatter", "x": x, "y": y, "text": names, "mode": "markers"}
+        title = escape(f"best {runs.frame['objective'][0]} against {name}")
+        axis = {"type": "log"} if are_rates else {}
+        yield {"data": [points], "layout": {"title": {"text": title}, "xaxis": axis}}
