@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from harness import Batch, UserError, evaluate, predict, train
-from project.data.image_files import decode
+from project.data.image_files import decode, find_images
 from project.data.images import NUM_DRAWS, Images, augment
 
 CLASSES = ("bird", "cat", "dog")
@@ -41,6 +41,13 @@ def words(root: Path, folder: Path) -> list[str]:
         *("model.net.layers=[1,1,1,1]", "model.net.width=8", "model.net.stem=small"),
         *("trainer.max_epochs=8", "trainer.enable_progress_bar=false", f"output_dir={folder}"),
     ]
+
+
+def test_images_are_found_at_any_depth_and_hidden_files_and_folders_are_not(tmp_path: Path) -> None:
+    for name in ("z.png", "b/c/A.JPG", "b/a.jpeg", ".hidden/a.png", "b/.a.png", "b/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_images(tmp_path, "data.root") == ["b/a.jpeg", "b/c/A.JPG", "z.png"]
 
 
 def test_images_train_are_evaluated_and_predicted(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ In: a folder. Out: file names, classes, splits, and the array in the cache. Next
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,10 @@ def find_images(root: Path, key: str) -> list[str]:
     names = list[str]()
     for folder, folders, files in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(folder, name) for name in files if not name.startswith(".")]
-        names += [p.relative_to(root).as_posix() for p in paths if p.suffix.lower() in SUFFIXES]
+        inside = Path(folder).relative_to(root).as_posix()
+        prefix = "" if inside == "." else f"{inside}/"
+        images = (name for name in files if name.lower().endswith(SUFFIXES))
+        names += [prefix + name for name in images if not name.startswith(".")]
     if not names:
         problem = f"has no images ({', '.join(SUFFIXES)})" if root.is_dir() else "is not a folder"
         raise UserError(f"{key}={root} {problem}. Name the folder of the images: {key}=<folder>")
@@ -45,7 +48,7 @@ def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str]
     Returns:
         The files, the class of each, and the split of each; ``""`` if no folder names splits.
     """
-    tops = {name.split("/")[0] for name in names if "/" in name}
+    tops = {name.partition("/")[0] for name in names if "/" in name}
     has_splits = any(top.lower() in SPLITS for top in tops)
     if others := sorted(top for top in tops if top.lower() not in SPLITS) if has_splits else []:
         raise UserError(
@@ -54,8 +57,9 @@ def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str]
             "val and test."
         )
     depth = int(has_splits)  # position of the class folder in a path
-    parts = {name: name.split("/") for name in names if name.count("/") > depth}
-    classes = [part[depth] for part in parts.values()]
+    names_in_classes = [name for name in names if name.count("/") > depth]
+    # One string per class, not one per file.
+    classes = [sys.intern(name.split("/", depth + 1)[depth]) for name in names_in_classes]
     if not classes:
         folder, _, file = max(names, key=lambda name: name.count("/")).rpartition("/")
         raise UserError(
@@ -69,7 +73,10 @@ def read_folders(names: Sequence[str], root: Path) -> tuple[list[str], list[str]
             f"data.root={root} has no images in {', '.join(empty[:5])}.\n"
             "Add images, or remove the folder."
         )
-    return [*parts], classes, [SPLITS[p[0].lower()] if has_splits else "" for p in parts.values()]
+    if not has_splits:
+        return names_in_classes, classes, [""] * len(classes)
+    splits = [SPLITS[name.partition("/")[0].lower()] for name in names_in_classes]
+    return names_in_classes, classes, splits
 
 
 def decode(path: Path, side: int) -> NDArray[np.uint8]:

@@ -154,7 +154,8 @@ class Images(SplitDataModule):
 
     def decoded(self, key: str, root: Path, names: Sequence[str]) -> tuple[Path, list[str]]:
         """Decode files once; return the array's file and the names of unreadable images."""
-        status = [(s.st_size, s.st_mtime_ns) for s in (os.stat(root / name) for name in names)]
+        files = (os.stat(os.path.join(root, name)) for name in names)
+        status = [(file.st_size, file.st_mtime_ns) for file in files]
         settings = json.dumps([VERSION, self.side, [*names], status])
         name = f"{root.resolve().name}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
         folder = cached(self.cache_dir / name, partial(decode_all, root, names, self.side))
