@@ -1,6 +1,8 @@
 """Ranks split every batch of any sampler: no sample is lost, repeated or drawn otherwise."""
 
-from itertools import product, zip_longest
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, product, zip_longest
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.utils.data import (
 from harness.data.shared_batches import SharedBatchSampler
 from harness.data.wrap_loaders import wrap_loaders
 from harness.errors import UserError
+from harness.parity import global_batches
 from tests.loaders.zoo import (
     NUM_SAMPLES,
     ByLength,
@@ -210,3 +213,33 @@ def test_what_is_drawn_while_a_batch_moves_depends_on_its_place_alone() -> None:
     assert len(set(whole)) == 3
     assert draws(MovedAtRandom(), 0, 1, num_workers=1) == whole[1:]
     assert not set(draws(MovedAtRandom(), 1, 0)) & set(whole)
+
+
+@pytest.mark.parametrize(("seed_difference", "num_drawn"), [(0, 5), (0, 3), (1, 5), (1, 3)])
+def test_ranks_with_other_batches_are_refused_even_if_one_has_drawn_ahead(
+    seed_difference: int, num_drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers = ranks("stock", 2)
+    samplers[1].seed += seed_difference
+    for sampler, num in zip(samplers, (5, num_drawn), strict=True):
+        next(islice(sampler, num - 1, None))
+    barrier, slots = Barrier(2), dict[int, Any]()
+
+    def gather(rank: int, value: Any) -> list[Any]:
+        slots[rank] = value
+        barrier.wait(5)
+        found = [slots[0], slots[1]]
+        barrier.wait(5)
+        return found
+
+    def check(rank: int) -> str:
+        try:
+            global_batches.check_same_batches(rank, [samplers[rank]])  # type: ignore[arg-type]
+        except UserError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(global_batches, "gather", gather)
+    with ThreadPoolExecutor(2) as pool:
+        for message in pool.map(check, range(2)):
+            assert ("draws different batches" in message) == (seed_difference != 0)

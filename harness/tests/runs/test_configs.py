@@ -43,7 +43,7 @@ def value_of(parse: Any, text: bytes) -> Any:
         b"a: 1\n...\nb: 2\n",
         b"a: 1\n---\nb: 2\n",
         b"a:\n  >-\n  b: 1\n  c: 2\n",
-        b"a:\n  some words\n  and more\n",
+        b"a:\n  a text\n  of lines\n",
         b"a: |\n  b: 1\n\n  c: 2\nd: 3\n",
         b"a:\n  b: [1,\n  c: 2]\n",
         b"1:\n  on: off\n1: 2\n",

@@ -29,7 +29,8 @@ READS |= {"allclose", "bincount", "repeat_interleave", "argwhere", "unique_conse
 READS |= {"__bool__", "__float__", "__int__", "__index__", "__contains__"}
 READS |= {"__repr__", "__format__", "__array__", "__complex__"}
 MAKERS = ("tensor", "as_tensor", "asarray", "new_tensor")
-COLLECTIVES = ("barrier", "monitored_barrier", "all_gather_object", "broadcast_object_list")
+COLLECTIVES = ("barrier", "monitored_barrier", "broadcast_object_list")
+COLLECTIVES += ("all_gather", "all_gather_object")
 ENGINE = "_engine_run_backward"
 DATA = "/torch/utils/data/"  # where a loader makes batches
 # Numbers that are asked for only where the device is the CPU.

@@ -198,13 +198,13 @@ def check_same_batches(trainer: pl.Trainer, splitters: list[BatchSplitter]) -> N
     samplers = [s for s in splitters if isinstance(s, SharedBatchSampler) and s.num_ranks > 1]
     if not samplers:
         return
-    # A rank with workers has drawn ahead: compare only the batches that all ranks have drawn.
-    counts = zip(*gather(trainer, [len(s.sums) for s in samplers]), strict=True)
-    checksums = [
-        (s.settings()["num_samples"], s.sums[min(drawn) - 1])
-        for s, drawn in zip(samplers, counts, strict=True)
-    ]
-    for sampler, sums in zip(samplers, zip(*gather(trainer, checksums), strict=True), strict=True):
+    counts = [len(s.sums) for s in samplers]
+    drawn = gather(trainer, checksums(samplers, counts))
+    if any(of_rank[0] != drawn[0][0] for of_rank in drawn):
+        # A rank with workers has drawn ahead: compare only the batches that all ranks have drawn.
+        counts = [min(numbers) for numbers in zip(*(counts for counts, _ in drawn), strict=True)]
+        drawn = gather(trainer, checksums(samplers, counts))
+    for sampler, sums in zip(samplers, zip(*(sums for _, sums in drawn), strict=True), strict=True):
         if len({*sums}) > 1:
             raise UserError(
                 f"{sampler.name} draws different batches in each process, so the processes cannot "
@@ -212,3 +212,11 @@ def check_same_batches(trainer: pl.Trainer, splitters: list[BatchSplitter]) -> N
                 "splits each batch over the ranks. Draw random numbers from torch, NumPy or "
                 "random, which are seeded alike on all ranks."
             )
+
+
+def checksums(samplers: list[SharedBatchSampler], counts: list[int]) -> tuple[list[int], list[Any]]:
+    """Return the counts, and for each sampler its size and the checksum of so many batches."""
+    return counts, [
+        (s.settings()["num_samples"], s.sums[count - 1])
+        for s, count in zip(samplers, counts, strict=True)
+    ]
