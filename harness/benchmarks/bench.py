@@ -29,6 +29,7 @@ PROGRAMS = {
     "ddp": "ddp.py --repeats 1 --num-train 12800",
     "check": "ddp.py --check",
     "files": "strangers_files.py",
+    "scale": "scale.py --repeats 1 --num-sizes 2",
 }
 
 

@@ -13,7 +13,7 @@ from harness.devices import usable_cores
 
 FIGURES = "BENCH_FIGURES"  # the file to which every table adds a line of JSON, if it is set
 # Modules beside this one that configs name.
-os.environ.setdefault("YAML_ALLOWED", "gpu,images,startup")
+os.environ.setdefault("YAML_ALLOWED", "gpu,images,scale,startup")
 
 # The small project of the library's tests, whose commands are measured.
 ROOT = Path(__file__).resolve().parents[1] / "tests" / "project"
@@ -49,11 +49,16 @@ def spread(values: list[float], decimals: int = 2) -> str:
     return f"{median:.{decimals}f} ({min(values):.{decimals}f} to {max(values):.{decimals}f})"
 
 
-def show(title: str, unit: str, figures: Mapping[str, list[float]], decimals: int = 2) -> None:
-    """Print a row per contender, with ratios to the first one within each turn."""
+def record(title: str, unit: str, figures: Mapping[str, list[float]]) -> None:
+    """Add figures to the file of ``bench.py``, if it runs this benchmark."""
     if FIGURES in os.environ:
         with open(os.environ[FIGURES], "a") as file:
             file.write(json.dumps({"title": title, "unit": unit, "figures": figures}) + "\n")
+
+
+def show(title: str, unit: str, figures: Mapping[str, list[float]], decimals: int = 2) -> None:
+    """Print a row per contender, with ratios to the first one within each turn."""
+    record(title, unit, figures)
     baseline, *_ = figures.values()
     versions = f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
     print(f"{usable_cores()} cores of {platform.machine()}, {versions}\n")
