@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from omegaconf import OmegaConf
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 
@@ -129,3 +130,13 @@ def test_hooks_that_callbacks_of_the_harness_lack_are_left_out_and_no_others(
     assert not callable(seeded.on_before_zero_grad)
     assert given.on_train_batch_end is print
     assert vars(own) == {}
+
+
+def test_a_modules_attributes_are_set_as_before(trainer: pl.Trainer) -> None:
+    step_overhead.skip_unimplemented_hooks(trainer)
+    module = pl.LightningModule()
+    module.layer, module.number = torch.nn.Linear(1, 1), 2
+    module._current_fx_name = "training_step"
+    assert [*module._modules] == ["layer"]
+    assert vars(module)["number"] == 2
+    assert vars(module)["_current_fx_name"] == "training_step"

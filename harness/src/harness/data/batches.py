@@ -46,9 +46,11 @@ class Batch(list[Any]):
         return self
 
     def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.seed is None else self._seeding()
+
+    def _seeding(self) -> Iterator[Any]:
         for index in super().__iter__():
-            if self.seed is not None:
-                self._seed_for(index)
+            self._seed_for(index)
             yield index
 
     def _seed_for(self, index: Any) -> None:
