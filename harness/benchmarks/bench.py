@@ -30,6 +30,7 @@ PROGRAMS = {
     "check": "ddp.py --check",
     "files": "strangers_files.py",
     "scale": "scale.py --repeats 1 --num-sizes 2",
+    "input": "input.py --repeats 2",
 }
 
 

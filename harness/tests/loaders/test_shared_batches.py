@@ -15,11 +15,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
 from harness.data.shared_batches import SharedBatchSampler
-from harness.data.wrap_loaders import wrap_loaders
+from harness.data.wrap_loaders import draws_nothing, wrap_loaders
 from harness.errors import UserError
 from harness.parity import global_batches
 from tests.loaders.zoo import (
@@ -243,3 +245,16 @@ def test_ranks_with_other_batches_are_refused_even_if_one_has_drawn_ahead(
     with ThreadPoolExecutor(2) as pool:
         for message in pool.map(check, range(2)):
             assert ("draws different batches" in message) == (seed_difference != 0)
+
+
+def test_only_tensors_of_torchs_own_data_set_need_no_seeds() -> None:
+    class Drawing(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(1)
+
+    tensors = TensorDataset(torch.arange(4))
+    assert draws_nothing(DataLoader(tensors))
+    assert draws_nothing(DataLoader(Subset(Subset(tensors, [0, 1, 2]), [1, 2])))
+    assert not draws_nothing(DataLoader(tensors, collate_fn=lambda samples: torch.rand(1)))
+    assert not draws_nothing(DataLoader(Drawing(torch.arange(4))))
+    assert not draws_nothing(DataLoader(Subset(Drawing(torch.arange(4)), [0])))
