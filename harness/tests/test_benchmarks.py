@@ -13,7 +13,7 @@ FOLDER = LIBRARY / "benchmarks"
 def test_every_benchmark_tells_its_usage(monkeypatch, capsys) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     programs = [path for path in FOLDER.glob("*.py") if "__main__" in path.read_text()]
-    assert len(programs) == 10
+    assert len(programs) == 11
     for path in programs:
         monkeypatch.setattr(sys, "argv", [path.name, "--help"])
         with pytest.raises(SystemExit, match=r"^0$"):
