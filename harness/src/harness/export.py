@@ -5,7 +5,7 @@
 
 The files take any batch size. Before a file gets its name, the command reads it again and compares
 its outputs with the network's on the run's data. Without -o it writes best.pt2 beside the
-checkpoint, and best.onnx if ONNX is installed: pip install -e .[onnx].
+checkpoint, and best.onnx if ONNX is installed: pip install -e '.[onnx]'.
 """
 
 import argparse

@@ -49,7 +49,7 @@ class Tokenizer:
             return cls(None if name == "bytes" else Path(name).read_text(encoding="utf-8"))
         except ImportError as error:
             raise UserError(
-                f"data.tokenizer={name} needs the package tokenizers: pip install -e .[text]"
+                f"data.tokenizer={name} needs the package tokenizers: pip install -e '.[text]'"
             ) from error
         except Exception as error:  # tokenizers raises no narrower class
             raise UserError(f"data.tokenizer={name} is not a tokenizer.json: {error}") from error
