@@ -67,7 +67,7 @@ endif
 
 # Runs your tests. In the template's repository it then runs the library's tests, with small configs,
 # and tests of the library with the examples here.
-test: check
+test: $(if $(ARGS),$(TEST_INSTALLED),check)
 	$(BIN)/python -m compileall -q src $(wildcard harness/src)  # once, instead of in each process
 	$(PYTEST) $(ARGS)
 ifeq ($(ARGS),)

@@ -64,7 +64,7 @@ def test_a_grid_keeps_a_failed_job_and_is_listed_while_it_runs(
     assert driver.wait() == 1, driver.screen()
     sweep, screen = sweep_in(tmp_path), driver.screen()
     assert "6 jobs in" in screen
-    assert "6 at a time as Slurm jobs" in screen
+    assert "at most 6 at a time as Slurm jobs" in screen
     assert "2 failed, 4 finished" in screen
     assert "model.optimizer: Invalid learning rate: -1" in screen
     assert num_submitted(sweep) == 6

@@ -118,8 +118,22 @@ def test_task_of_slurm_ends_with_a_status_that_tells_a_mistake_from_a_signal(mon
         assert process.wait(300) == shutdown.RESUMABLE < shutdown.FAILED
 
 
-@pytest.mark.parametrize("status", [shutdown.RESUMABLE, shutdown.FAILED, 128 + signal.SIGTERM, 1])
-def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(status: int, tmp_path: Path) -> None:
+STARTING = 128 + signal.SIGTERM  # of a task that a signal ended while it started
+
+
+@pytest.mark.parametrize(
+    ("status", "num_tasks", "is_put_back"),
+    [
+        (shutdown.RESUMABLE, 2, True),
+        (shutdown.FAILED, 2, False),
+        (STARTING, 2, False),
+        (STARTING, 1, True),
+        (1, 1, False),
+    ],
+)
+def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(
+    status: int, num_tasks: int, is_put_back: bool, tmp_path: Path
+) -> None:
     """Slurm ends the tasks beside one that fails, and srun ends with the highest status."""
     for name, line in {
         "srun": f"exit {status}",
@@ -130,6 +144,7 @@ def test_script_puts_a_job_back_only_where_all_tasks_can_go_on(status: int, tmp_
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"}
+    environment["SLURM_NTASKS"] = str(num_tasks)
     done = subprocess.run(["bash", "scripts/slurm/train.sbatch"], env=environment, check=False)
-    assert done.returncode == status
-    assert (tmp_path / "put_back").exists() == (status == shutdown.RESUMABLE)
+    assert done.returncode == (shutdown.RESUMABLE if is_put_back else status)
+    assert (tmp_path / "put_back").exists() == is_put_back

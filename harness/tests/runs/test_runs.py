@@ -254,6 +254,13 @@ def test_conditions_choose_runs_by_settings_results_and_tags(finished_run: Path,
             table.filter_runs(found, [condition])
 
 
+def test_a_job_that_failed_before_its_run_began_is_listed(tmp_path: Path, capsys) -> None:
+    (tmp_path / "0").mkdir()
+    provenance.note(tmp_path / "0", status="failed", reason="Slurm job 7 failed")
+    assert runs.main(["ls", str(tmp_path)]) == 0
+    assert re.search(r"failed .*/0\n +Slurm job 7 failed", capsys.readouterr().out)
+
+
 def test_mistakes_are_told_in_a_line(finished_run: Path, tmp_path, capsys) -> None:
     twin = copied(finished_run, tmp_path / "copies" / "twin", ("seed: 1", "seed: 7"))
     (tmp_path / "none").mkdir()

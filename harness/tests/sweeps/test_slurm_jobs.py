@@ -329,6 +329,21 @@ def test_the_driver_waits_while_squeue_does_not_answer(
         place_of(tmp_path / "sweep").start(job)
 
 
+def test_a_job_that_waits_for_ever_or_is_put_back_is_told_once(
+    fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = jobs_in(tmp_path / "sweep", 1)
+    place = place_of(tmp_path / "sweep")
+    place.start(job)
+    for state in ("PENDING Priority", "PENDING PartitionConfig", "RUNNING None", "PENDING None"):
+        fake.set_state(1, state)
+        assert place.poll() == place.poll() == []
+    assert capfd.readouterr().out.splitlines() == [
+        "job 0 waits in Slurm's queue: PartitionConfig",
+        "job 0 was put back into Slurm's queue",
+    ]
+
+
 def test_a_refused_job_waits_for_the_end_of_another_and_the_first_is_an_error(
     fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,6 +372,34 @@ def test_a_refused_job_waits_for_the_end_of_another_and_the_first_is_an_error(
     assert [number for number, _ in fake.jobs()] == ["0", "1", "2"]
 
 
+def test_jobs_that_run_are_taken_up_before_others_are_submitted(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    """Else a full queue would refuse the first job, and the sweep would end."""
+    jobs = jobs_in(tmp_path / "sweep")
+    for job in jobs[1:]:
+        place_of(tmp_path / "sweep").start(job)
+    (fake.folder / "refusal").write_text("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    assert run_jobs(Queue(jobs), place_of(tmp_path / "sweep"), wait=False) == (0, jobs[1:])
+    assert not jobs[0].folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    {
+        "30": 1800,
+        "30:15": 1815,
+        "2:00:00": 7200,
+        "1-12": 129_600,
+        "1-00:30": 88_200,
+        "1-00:00:01": 86_401,
+        "UNLIMITED": None,
+    }.items(),
+)
+def test_time_limits_are_read_as_slurm_reads_them(limit: str, seconds: int | None) -> None:
+    assert slurm.seconds_of(limit) == seconds
+
+
 def test_a_driver_that_does_not_wait_or_is_stopped_leaves_its_jobs(
     fake: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,12 +420,14 @@ TINY = ("data=synthetic", "model=mlp", "seed=1,2")
 @pytest.mark.parametrize(
     ("overrides", "hint"),
     [
-        ("sweep.sbatch.time=30", "sweep.sbatch.time=30 must be"),
+        ("sweep.sbatch.time=30", 'sweep.sbatch.time="30"'),
         (
             "+sweep.sbatch.clusters=b",
             "sweep.sbatch.clusters: submit from a machine of that cluster",
         ),
         ("+sweep.sbatch.comment=a", "sweep.sbatch.comment: the sweep sets this option"),
+        ("+sweep.sbatch.job-name=a", "sweep.sbatch.job_name: the sweep sets this option"),
+        ("sweep.sbatch.time=00:05:00", "Use sweep.sbatch.signal=USR1@100"),
         ("sweep.sbatch.signal=null", "Add sweep.sbatch.signal=USR1@300"),
         ("sweep.sbatch.partition=a,b", "type 'sweep.sbatch.partition=\"a,b\"'"),
         ("+sweep.sbatch.qos=a,b", "type '+sweep.sbatch.qos=\"a,b\"'"),

@@ -91,7 +91,7 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
         place, reason = _choose_place(command, program, folder, queue)
         left = queue.num_jobs - sum(job.run["status"] == "finished" for job in queue.jobs)
         text = f"{queue.num_jobs} jobs in {display_path(folder)}, {max(left, 0)} to run"
-        print_text(f"{text}, {place.num_parallel} at a time{reason}")
+        print_text(f"{text}, at most {place.num_parallel} at a time{reason}")
         signum, continuing = run_jobs(queue, place, wait)
     counts = _print_jobs(queue, continuing, folder)
     if signum or counts.keys() != {"finished"}:
@@ -101,11 +101,16 @@ def run(task: str, conf: Path, typed: Sequence[str]) -> None:
 
 
 def _print_jobs(queue: Queue, continuing: Sequence[Job], folder: Path) -> "Counter[str]":
-    """Print a table of a sweep's jobs, and return how many there are of each status."""
+    """Print a table of a sweep's jobs by their numbers, and return how many have each status."""
     runs = [(job, job.run) for job in queue.jobs if job.folder.exists()]
-    shown = [run for job, run in runs if run["status"] == "running" or job not in continuing]
+    shown = [
+        run | {"run": str(job.number)}
+        for job, run in runs
+        if run["status"] == "running" or job not in continuing
+    ]
     if shown:
-        show(overview(as_frame(shown)).to_dicts())
+        swept = {key_of(override) for job in queue.jobs for override in job.overrides}
+        show(overview(as_frame(shown), first=swept).to_dicts())
     counts = Counter(run["status"] for run in shown)
     counts += Counter(waiting=len(queue.jobs) - len(shown))  # + removes counts of 0
     text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
@@ -140,7 +145,8 @@ def _check_each(command: Command, overrides: Sequence[Override]) -> None:
             quoted = quoted_override(override.get_key_element(), text)
             hint = f"If the value has a comma, type {quoted}"
             if key == "sweep":
-                hint = f"To combine these files, type {shlex.quote(f'sweep=[{text}]')}"
+                combined = shlex.quote(f"sweep=[{text}]")
+                hint = f"To combine these files, type {combined}"
             raise UserError(f"{override.input_line}: a sweep has only one value of {key}.\n{hint}")
     first = [*map(_first_value, overrides)]
     command.is_sweep = True
@@ -226,7 +232,7 @@ def _choose_place(
         slots, reason = _choose_slots(command)
         return Processes(program, slots), reason
     slurm.remove_variables()
-    num = command.sweep["num_parallel"]
+    num = command.sweep.get("num_parallel", "auto")
     if num == "auto":  # later trials of a study learn from earlier ones
         num = max(1, queue.num_jobs // 5 if isinstance(queue, Study) else queue.num_jobs)
     return slurm.SlurmJobs(folder, program, command.sweep, num), " as Slurm jobs"

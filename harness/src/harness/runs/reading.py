@@ -52,13 +52,19 @@ def find(folders: Sequence[Path]) -> Runs:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder. Name runs, or folders that contain runs.")
         for path, subfolders, files in os.walk(folder):
-            if CONFIG in files:
+            if CONFIG in files or _has_failed_early(path, files):
                 subfolders.clear()  # evaluations in a run's folder are not runs
                 runs.setdefault(Path(path).resolve(), read(Path(path)))
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
     if not runs:
         raise UserError("There is no run in these folders. Name other folders, such as outputs/.")
     return as_frame([*runs.values()])
+
+
+def _has_failed_early(path: str, files: Sequence[str]) -> bool:
+    """Return whether a job of a sweep has failed before its run began."""
+    has_record = provenance.FILE in files and "results.json" not in files
+    return has_record and provenance.read(Path(path)).get("status") == "failed"
 
 
 def as_frame(runs: Sequence[dict[str, Any]]) -> Runs:

@@ -6,8 +6,9 @@ In: ``Runs``. Out: rows, and lines on the screen. ``report`` draws them.
 import operator
 import re
 import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,13 @@ def filter_runs(runs: Runs, conditions: Sequence[str]) -> Runs:
     return runs._replace(frame=frame)
 
 
-def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
+def overview(
+    runs: Runs, facts: Sequence[str] = LISTED, first: Collection[str] = ()
+) -> pl.DataFrame:
     """Return for each run its status, its best value, settings that differ and test metrics.
 
-    The test metric with the objective's name comes before the settings, so that a narrow screen
-    shows it.
+    A narrow screen shows only the first columns: the settings in ``first``, then the test metric
+    with the objective's name, then other settings.
     """
     objectives = set(runs.frame["objective"].drop_nulls())
     fitting = {f"test/{objective.rpartition('/')[2]}" for objective in objectives}
@@ -108,8 +111,10 @@ def overview(runs: Runs, facts: Sequence[str] = LISTED) -> pl.DataFrame:
     settings = [
         name for name in differing_settings(runs) if not name.startswith("trainer.strategy.")
     ]
-    first = ["run", "status", "best", "objective", *tested[:num_first]]
-    return runs.frame.select(*first, *settings, *tested[num_first:], *facts)
+    settings.sort(key=lambda name: name not in first)
+    num_swept = len({*settings} & {*first})
+    begin = ["run", "status", "best", "objective", *settings[:num_swept], *tested[:num_first]]
+    return runs.frame.select(*begin, *settings[num_swept:], *tested[num_first:], *facts)
 
 
 def best(runs: Runs, by: str | None, is_reversed: bool) -> tuple[list[dict[str, Any]], str]:
@@ -185,6 +190,8 @@ def details(runs: Runs) -> list[dict[str, Any]]:
     recorded = provenance.read(Path(facts["run"]))
     starts = recorded.get("starts") or [{}]
     facts |= recorded | starts[-1] | {"starts": len(starts)}
+    if isinstance(started := facts["started"], int | float):
+        facts["started"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
     return [{"name": n, "value": str(v)} for n, v in facts.items() if v not in (None, "", {}, [])]
 
 

@@ -12,6 +12,7 @@ import time
 from types import FrameType
 from typing import Any, Protocol
 
+from harness.checkpoints.lookup import by_step
 from harness.distributed import shutdown
 from harness.errors import UserError, print_text
 from harness.sweeps.queue import Job, Queue
@@ -27,6 +28,9 @@ class Place(Protocol):
     """
 
     num_parallel: int
+
+    def has(self, job: Job) -> bool:
+        """Return whether a job of an earlier driver runs here."""
 
     def start(self, job: Job) -> str | None:
         """Start a job, and return how, as a text; ``None`` if the driver must try again.
@@ -64,11 +68,15 @@ def run_jobs(queue: Queue, place: Place, wait: bool = True) -> tuple[int, list[J
 
     before = {number: signal.signal(number, note_signal) for number in shutdown.EXIT_SIGNALS}
     try:
+        # First take up jobs that run already: if the place is full, it would refuse others.
+        queue.waiting.sort(key=lambda job: not place.has(job))
         while True:
             may_start = not received and not is_full and len(running) < place.num_parallel
             if may_start and (job := queue.next()):
                 try:
+                    saved = by_step(job.folder / "checkpoints")
                     if text := place.start(job):
+                        text += f" from {saved[-1].stem}" if saved else ""
                         print_text(f"job {job.number} {text}: {shlex.join(job.overrides)}")
                         running.append(job)
                     else:

@@ -42,6 +42,10 @@ class Processes:
         self.running: dict[subprocess.Popen[bytes], tuple[Job, Slot]] = {}
         self.is_stopping = False
 
+    def has(self, job: Job) -> bool:
+        """Return false: the processes of a driver end with it."""
+        return False
+
     def start(self, job: Job) -> str:
         """Start a job, and return a text; the job of a killed driver may still be saving."""
         while job.run["status"] == "running":

@@ -13,6 +13,7 @@ import signal
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
 REQUEUE = """\
 status=$?
 [[ $status == 0 ]] || timeout 60 srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" true || sleep 600
+[[ $status == 143 && ${SLURM_NTASKS:-1} == 1 ]] && status=75
 if [[ $status == 75 && $(squeue -h -j "$SLURM_JOB_ID" -o %T) == RUNNING ]]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
@@ -43,7 +45,8 @@ exit $status"""
 
 def check(settings: dict[str, Any]) -> None:
     """Raise a ``UserError`` if this machine cannot submit jobs with the settings of ``sweep``."""
-    if taken := {"array", "comment", "job_name", "output"} & settings["sbatch"].keys():
+    names = {str(key).replace("-", "_") for key in settings["sbatch"]}
+    if taken := {"array", "comment", "job_name", "output"} & names:
         raise UserError(f"sweep.sbatch.{min(taken)}: the sweep sets this option. Leave it out.")
     if "clusters" in settings["sbatch"]:  # squeue would look at this machine's cluster only
         raise UserError("sweep.sbatch.clusters: submit from a machine of that cluster instead.")
@@ -51,6 +54,13 @@ def check(settings: dict[str, Any]) -> None:
     for key, example in {"time": "<hours>:00:00", "signal": "USR1@300"}.items():
         if settings["sbatch"].get(key) is None:
             raise UserError(f"sweep.sbatch.{key} has no value. Add sweep.sbatch.{key}={example}")
+    limit, before = settings["sbatch"]["time"], settings["sbatch"]["signal"]
+    lead = re.search(r"@(\d+)$", str(before))
+    if lead and (seconds := seconds_of(limit)) is not None and seconds <= int(lead[1]):
+        raise UserError(
+            f"sweep.sbatch.time={limit} must be longer than sweep.sbatch.signal={before}: a job "
+            f"would be stopped at its start. Use sweep.sbatch.signal=USR1@{seconds // 3}"
+        )
     if settings.get("dry_run"):
         return
     try:
@@ -63,6 +73,17 @@ def check(settings: dict[str, Any]) -> None:
                 f"sweep=slurm: this machine has no {program}. Type the command on a machine that "
                 "submits to Slurm,\nor leave out sweep=slurm to run the jobs here."
             )
+
+
+def seconds_of(limit: str) -> int | None:
+    """Return a time limit of Slurm in seconds, or ``None`` if it is no number."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if match is None:
+        return None
+    days, *parts = (int(part or 0) for part in match.groups())
+    is_minutes = match[1] is None and match[4] is None  # minutes, or minutes:seconds
+    hours, minutes, seconds = (0, *parts[:2]) if is_minutes else parts
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def remove_variables() -> None:
@@ -108,7 +129,9 @@ class SlurmJobs:
     def command(self, job: Job) -> list[str]:
         """Return a job's command. The variable names its folder, and no process to follow."""
         variable = f"{parent_process.PARENT}=0:job:{job.folder}"
-        return ["env", "-u", "HYDRA_FULL_ERROR", variable, *self.program, *job.overrides]
+        # submitit's srun gives a job a terminal, in which rich would draw a bar.
+        variables = ["-u", "HYDRA_FULL_ERROR", "TTY_COMPATIBLE=0", variable]
+        return ["env", *variables, *self.program, *job.overrides]
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """Return submitit's parameters for a job."""
@@ -136,6 +159,11 @@ class SlurmJobs:
         ]
         srun = shlex.join(["srun", *given["slurm_srun_args"], *self.command(job)])
         return "\n".join([*lines, *given["slurm_setup"], srun, *given["slurm_teardown"]])
+
+    def has(self, job: Job) -> bool:
+        """Return whether Slurm runs a job, or has it in its queue."""
+        is_known = self.cluster == "slurm" and self.slurm_list.update()
+        return is_known and self.slurm_list.find(job.number)[1] not in ENDED
 
     def start(self, job: Job) -> str | None:
         """Submit a job, unless Slurm has it already, and return a text.
@@ -208,6 +236,8 @@ class SlurmJobs:
             text = f"sbatch did not submit job {job.number}: {error}"
             if not UNCERTAIN.search(str(error)):
                 note.unlink()
+                with suppress(OSError):  # it has an earlier run
+                    job.folder.rmdir()
                 raise UserError(text) from error
             self.num_failures += 1
             if self.num_failures >= MAX_FAILURES:

@@ -7,6 +7,7 @@ id and the state of each. Next: ``slurm``.
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 
 from harness.errors import UserError, print_text
 
@@ -14,6 +15,8 @@ ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED", "GONE"),  # GONE: squeue does not know the job
 )
+BEGUN = ("RUNNING", "COMPLETING")  # a job that is put back has these states before PENDING
+USUAL = ("", "None", "(null)", "Priority", "Resources", "BeginTime", "Cleaning")  # reasons to wait
 
 
 class SlurmList:
@@ -29,6 +32,7 @@ class SlurmList:
         self.jobs: dict[int, tuple[str, str]] = {}  # by the numbers of the sweep's jobs
         self.time = -1.0  # of the last call that squeue has answered
         self.next_time = -1.0
+        self.printed: dict[int, str] = {}  # by number: the last printed reason to wait
         self.is_silent = False  # whether squeue did not answer last time
 
     def find(self, number: int) -> tuple[str, str]:
@@ -49,7 +53,10 @@ class SlurmList:
             return not self.is_silent
         command = ["squeue", "--me", f"--name={self.name}", "--states=all", "--noheader"]
         answer = subprocess.run(
-            [*command, "--format=%k %i %T"], capture_output=True, text=True, start_new_session=True
+            [*command, "--format=%k %i %T %r"],
+            capture_output=True,
+            text=True,
+            start_new_session=True,
         )
         self.next_time = time.monotonic() + self.poll_seconds
         was_silent, self.is_silent = self.is_silent, answer.returncode != 0
@@ -60,9 +67,21 @@ class SlurmList:
             if not was_silent:
                 print_text(f"{text}\nThe sweep waits for Slurm.")
             return False
-        rows = re.findall(r"^(\d+) (\d+) ([A-Z_]+)$", answer.stdout, re.MULTILINE)
+        rows = re.findall(r"^(\d+) (\d+) ([A-Z_]+) ?(.*)$", answer.stdout, re.MULTILINE)
         # If a number has several Slurm jobs, the last one counts that has not ended.
         rows.sort(key=lambda row: (row[2] not in ENDED, int(row[1])))
-        self.jobs = {int(number): (slurm_job, state) for number, slurm_job, state in rows}
+        self._report(rows)
+        self.jobs = {int(number): (slurm_job, state) for number, slurm_job, state, _ in rows}
         self.time = begin
         return True
+
+    def _report(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
+        """Print which jobs Slurm has put back into its queue, and unusual reasons to wait."""
+        for text, slurm_job, state, reason in rows:
+            number = int(text)
+            last_job, last_state = self.find(number)
+            if state == "PENDING" and slurm_job == last_job and last_state in BEGUN:
+                print_text(f"job {number} was put back into Slurm's queue")
+            if state == "PENDING" and reason not in (*USUAL, self.printed.get(number)):
+                print_text(f"job {number} waits in Slurm's queue: {reason}")
+                self.printed[number] = reason
