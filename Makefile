@@ -33,7 +33,7 @@ TRAINLESS := checkpoints/test_files.py convert data parity/test_means.py init/te
     test_config.py test_files.py compat/test_border.py compat/test_versions.py \
     compat/test_watched_operations.py monitoring/test_throughput.py
 
-.PHONY: train check quick test test-ci test-harness test-gpu test-all lock
+.PHONY: train check quick test test-own test-ci test-harness test-gpu test-all lock
 train: $(INSTALLED)
 	$(BIN)/python train.py $(ARGS)
 
@@ -67,14 +67,19 @@ endif
 
 # Runs your tests. In the template's repository it then runs the library's tests, with small configs,
 # and tests of the library with the examples here.
-test: $(if $(ARGS),$(TEST_INSTALLED),check)
+test: $(TEST_INSTALLED)
 	$(BIN)/python -m compileall -q src $(wildcard harness/src)  # once, instead of in each process
-	$(PYTEST) $(ARGS)
 ifeq ($(ARGS),)
+	$(MAKE) -j2 check test-own  # beside each other, because mypy uses one core
 ifneq ($(wildcard harness/tests),)
 	$(MAKE) test-harness
 endif
+else
+	$(PYTEST) $(ARGS)
 endif
+
+test-own:
+	$(PYTEST)
 
 ifneq ($(wildcard harness/tests),)
 test-harness: $(TEST_INSTALLED)

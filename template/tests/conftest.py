@@ -1,9 +1,12 @@
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness import train
 
 ROOT = Path(__file__).resolve().parents[2]
 collect_ignore = ["owner"]  # files of a project, for test_owner.py
@@ -71,7 +74,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run of this project."""
     output = tmp_path_factory.mktemp("outputs")
     words = ("trainer.max_epochs=2", "data=synthetic", "model=mlp", f"output_dir={output}")
-    succeed(ROOT, "python", "train.py", *words)
+    with contextlib.chdir(ROOT):
+        train(*words)  # in this process, which has imported what it needs
     return next((output / "default").iterdir())
 
 

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ SHELL = ("(cd ", "for ", "done", "rates=", "run=", "python -c")
 TASKS = {"train.py": "train", "evaluate.py": "evaluate", "predict.py": "predict"}
 TASKS["scripts/slurm/train.sbatch"] = "train"  # passes its arguments on
 FILES = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+PARTS = 3  # of the commands, for workers that share them
 IS_ASKED = {"--help", "-sc", "…"}  # answered without a run
 
 
@@ -68,11 +70,12 @@ def of_programs() -> Iterator[tuple[str, list[str]]]:
         yield arguments[start], arguments[start + 1 :]
 
 
-def test_shown_words_of_the_three_commands_compose(finished_run: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_shown_words_of_the_three_commands_compose(part: int, finished_run: Path) -> None:
     """The overrides of a sweep compose as those of its first job."""
     assert len(commands()) > 50
     wrong = []
-    for program, arguments in of_programs():
+    for program, arguments in islice(of_programs(), part, None, PARTS):
         if program not in TASKS or IS_ASKED & {*arguments}:
             continue
         typed = " ".join(word for word in arguments if word != "-m")

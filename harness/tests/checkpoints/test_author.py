@@ -96,6 +96,7 @@ class OddKeyRead(PlainModule):
 ODD = (f"+callbacks.odd._target_={__name__}.Odd", f"model._target_={__name__}.OddKeyRead")
 
 
+@pytest.mark.ci
 def test_objects_are_told_once_and_nothing_goes_on_without_them(tmp_path: Path) -> None:
     run = train(*SHORT, *ODD, f"output_dir={tmp_path}")
     told = (run.folder / "run.log").read_text()

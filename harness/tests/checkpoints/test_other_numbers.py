@@ -50,6 +50,7 @@ class Synchronised(Classifier):
         self.log("epoch/end", 1.0, sync_dist=True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("before", "after"), [("ddp(2)", "cpu"), *slow(("cpu", "ddp(2)"), ("ddp(2)", "ddp(3)"))]
 )

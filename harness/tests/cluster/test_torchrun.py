@@ -60,6 +60,7 @@ def test_a_host_dies_and_comes_back_and_nothing_is_lost(network: Network, folder
     assert distance(run_dir, alone(network, folder, "trainer.max_epochs=3")) <= 1e-12
 
 
+@pytest.mark.ci
 def test_torchrun_on_one_host_trains_what_one_process_does(network: Network, folder: Path) -> None:
     words = torchrun(num_processes=2, nnodes="1")
     words += ["train.py", *WORDS, "strategy=ddp", "trainer.devices=2", *where(folder)]

@@ -65,9 +65,9 @@ RELOADED = (
 WRAPPED = ("model._target_=tests.checkpoints.kept.Wrapped", "callbacks.learning_rate=null")
 FAST: dict[str, tuple[str, ...]] = {
     "all features, every attribute that training changes": ALL,
-    "every kind of log and metric, workers": (*PLAIN, *SHORT, "data.num_workers=1"),
 }
 LESS_FAST: dict[str, tuple[str, ...]] = {
+    "every kind of log and metric, workers": (*PLAIN, *SHORT, "data.num_workers=1"),
     "loaders that depend on the epoch of their making": RELOADED,
     "wrappers of metrics, double precision": (*WRAPPED, *SHORT, "trainer.precision=64-true"),
 }

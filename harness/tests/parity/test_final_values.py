@@ -141,12 +141,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     ("setting", "more"),
     [
         ("", ""),
-        ("trainer.val_check_interval=2", ""),
         *ci(
+            ("trainer.val_check_interval=2", ""),
             (
                 "trainer.val_check_interval=2",
                 "trainer.accumulate_grad_batches=2 trainer.val_check_interval=4",
-            )
+            ),
         ),
     ],
 )
