@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,34 +18,48 @@ from tests.conftest import LIBRARY, ROOT
 PAGE = LIBRARY / "docs" / "schedulers.md"
 
 
-def block(language: str) -> str:
-    """Return the page's first block of code in a language."""
-    found = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+def blocks(language: str) -> list[str]:
+    """Return the page's blocks of code in a language."""
+    found = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found
+    return found
+
+
+MANIFESTS = [*map(yaml.safe_load, blocks("yaml"))]
+WHOLE = [manifest for manifest in MANIFESTS if "kind" in manifest]
 
 
 @pytest.mark.packages
 @pytest.mark.filterwarnings("default")
-def test_manifest_fits_the_schema_of_kubernetes() -> None:
+def test_manifests_fit_the_schema_of_kubernetes() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    manifest = yaml.safe_load(block("yaml"))
     version = kubernetes_validate.latest_version()
-    kubernetes_validate.validate(manifest, version, strict=True)
-    manifest["spec"]["completons"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError, match="completons"):
+    for manifest in WHOLE:
         kubernetes_validate.validate(manifest, version, strict=True)
+        manifest["spec"]["completons"] = 1
+        with pytest.raises(kubernetes_validate.ValidationError, match="completons"):
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_command_of_the_manifest_composes() -> None:
-    (container,) = yaml.safe_load(block("yaml"))["spec"]["template"]["spec"]["containers"]
-    values, command = container["args"][0].split("\nexec ")
-    assert values == "rates=(0.001 0.003 0.01 0.03)"
-    command = command.replace("\\\n", "").replace("${rates[$JOB_COMPLETION_INDEX]}", "0.003")
-    words = shlex.split(command)
-    assert words[:2] == ["python", "train.py"]
-    cfg = compose("train", [word.replace("$JOB_COMPLETION_INDEX", "1") for word in words[2:]])
-    assert (cfg.name, cfg.resume, cfg.model.optimizer.lr) == ("rates/1", "auto", 0.003)
+def test_commands_of_the_manifests_compose() -> None:
+    """Bash expands them as in the pod with index 1."""
+    (container,) = WHOLE[0]["spec"]["template"]["spec"]["containers"]
+    scripts = [container["args"], *(m["args"] for m in MANIFESTS if "args" in m)]
+    found = []
+    for (script,) in scripts:
+        show = script.replace("exec python", "printf '%s\\n'")
+        words = subprocess.check_output(
+            ["bash", "-c", show], env=os.environ | {"JOB_COMPLETION_INDEX": "1"}, text=True
+        ).splitlines()
+        assert words[0] == "train.py"
+        one = [re.sub(r"=tag\(.*", "=0.01", word) for word in words[1:] if word != "-m"]
+        cfg = compose("train", one)
+        found.append((cfg.name, cfg.resume, cfg.model.optimizer.lr, cfg.seed))
+    assert found == [
+        ("rates/1", "auto", 0.003, 1),
+        ("rates/1", "auto", 0.001, 2),
+        ("default", "auto", 0.01, 1),
+    ]
 
 
 def process_of(word: str) -> int | None:
@@ -64,7 +77,7 @@ def process_of(word: str) -> int | None:
 @pytest.mark.packages
 def test_ray_starts_a_killed_run_again(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    (tmp_path / "ray_sweep.py").write_text(block("python"))
+    (tmp_path / "ray_sweep.py").write_text(blocks("python")[0])
     words = ["data=synthetic", "model=mlp", "strategy=cpu", "trainer.max_epochs=2", "watch=none"]
     words += ["+callbacks.trace._target_=tests.faults.trace.Trace", "checkpoint.every_n_steps=5"]
     words += [f"+callbacks.trace.folder={tmp_path}/trace", f"output_dir={tmp_path}/outputs"]
