@@ -1,7 +1,7 @@
 # make train   set up if needed, train, evaluate      make train ARGS="strategy=ddp trainer.devices=2"
 # make check   set up if needed, run the linters, the type checker and the check of phrases
 # make quick   make check, and run the tests that do not train, a minute
-# make test    make check, and run the tests, some minutes make test ARGS="-k resume"
+# make test    make check, and run the tests, some minutes; make test ARGS="-k resume" runs these tests
 # make test-harness ARGS="-k resume"   run the library's tests that ARGS selects
 # make test-gpu   run the tests that need a GPU, five minutes; installs nothing
 # make test-all   make test, and run slow tests: kill storms, clusters, all variants, packages

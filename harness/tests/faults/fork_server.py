@@ -77,13 +77,16 @@ def server() -> tuple[TextIO, "subprocess.Popen[str] | None"]:
 
     The first worker that needs it starts it. Its PYTHONPATH is not that of the test that is first.
     """
-    process = None
     folder = Path(tempfile.gettempdir(), f"fork_servers_{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     address = folder / os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    connection, process = socket.socket(socket.AF_UNIX), None
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait
-        if not address.exists():
+        try:
+            connection.connect(str(address))
+        except OSError:  # there is no server, or the file of one that was killed
+            address.unlink(missing_ok=True)
             words = [sys.executable, "-c", SERVE, str(address)]
             env = os.environ | {"PYTHONPATH": PYTHONPATH}
             process = subprocess.Popen(
@@ -92,8 +95,7 @@ def server() -> tuple[TextIO, "subprocess.Popen[str] | None"]:
             while not address.exists():
                 assert process.poll() is None
                 time.sleep(0.01)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(address))
+            connection.connect(str(address))
     return connection.makefile("rw"), process
 
 
@@ -105,8 +107,11 @@ def serve() -> None:
     listener.bind(f"{address}.new")
     listener.listen()
     os.rename(f"{address}.new", address)
+    listener.settimeout(60)  # for the first worker, which may have been killed
     started: dict[int, Forked] = {}
     with selectors.DefaultSelector() as selector:
+        first, _ = listener.accept()
+        selector.register(first, selectors.EVENT_READ, first.makefile("rw"))
         selector.register(listener, selectors.EVENT_READ, None)
         while True:
             for key, _ in selector.select():
@@ -117,7 +122,7 @@ def serve() -> None:
                     print(json.dumps(answer(json.loads(line), started)), file=key.data, flush=True)
                 else:
                     selector.unregister(key.fileobj)
-            if len(selector.get_map()) == 1 and started:
+            if len(selector.get_map()) == 1:
                 address.unlink()
                 return
 

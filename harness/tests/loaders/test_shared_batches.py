@@ -256,5 +256,6 @@ def test_only_tensors_of_torchs_own_data_set_need_no_seeds() -> None:
     assert draws_nothing(DataLoader(tensors))
     assert draws_nothing(DataLoader(Subset(Subset(tensors, [0, 1, 2]), [1, 2])))
     assert not draws_nothing(DataLoader(tensors, collate_fn=lambda samples: torch.rand(1)))
+    assert not draws_nothing(type("Own", (DataLoader,), {})(tensors))  # its __iter__ may draw
     assert not draws_nothing(DataLoader(Drawing(torch.arange(4))))
     assert not draws_nothing(DataLoader(Subset(Drawing(torch.arange(4)), [0])))

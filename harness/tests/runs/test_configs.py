@@ -35,6 +35,8 @@ def value_of(parse: Any, text: bytes) -> Any:
         CONFIG,
         b"",
         b"# a comment\n",
+        b"a:\n  ---\n",
+        b"a:\n  {}\n  ...\n",
         b"- 1\n- 2\n",
         b"a: 'x\nb: y'\n",
         b"a: &x 1\nb: *x\n",

@@ -124,7 +124,8 @@ def draws_nothing(loader: Any) -> bool:
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) is TensorDataset and loader.collate_fn is default_collate
+    is_stock = type(dataset) is TensorDataset and type(loader) is DataLoader
+    return is_stock and loader.collate_fn is default_collate
 
 
 def _batches_of(loader: Any, name: str, is_split: bool) -> tuple[Any, Any]:

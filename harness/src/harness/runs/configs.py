@@ -13,7 +13,7 @@ from harness import untrusted
 ENTRY = re.compile(rb"^(?=\w)", re.MULTILINE)  # where an entry of the outermost mapping begins
 NESTED = re.compile(rb"(\w+:\n)((?:  .*\n)+)")  # an entry whose value is indented by two spaces
 # With these, or other ends of a line, the value of an entry may depend on other lines.
-NOT_ALONE = (b"&", b"<<", b"\n...", b"\r")
+NOT_ALONE = (b"&", b"<<", b"\n...", b"\n  ...", b"\n  ---", b"\r")
 INDENT = re.compile(rb"^  ", re.MULTILINE)
 
 
