@@ -78,7 +78,7 @@ else
 	$(PYTEST) $(ARGS)
 endif
 
-test-own:
+test-own: $(TEST_INSTALLED)
 	$(PYTEST)
 
 ifneq ($(wildcard harness/tests),)

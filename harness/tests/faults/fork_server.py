@@ -73,7 +73,7 @@ def ask(order: dict[str, Any]) -> Any:
 
 @cache
 def server() -> tuple[TextIO, "subprocess.Popen[str] | None"]:
-    """The connection with a program that ends with the last worker of pytest.
+    """The connection with a program that ends with the last worker of pytest, and the program.
 
     The first worker that needs it starts it. Its PYTHONPATH is not that of the test that is first.
     """

@@ -181,7 +181,8 @@ def _check_overrides(command: Command, values: dict[str, Any]) -> None:
             allowed = f"{', '.join(most)} or {last}" if most else last
             is_variable = any(o.startswith(f"{key}=${{oc.env:") for o in command.overrides)
             hint = "\nA variable is text: write ${oc.decode:${oc.env:NAME}}." if is_variable else ""
-            if "text" in kinds and isinstance(values[key], int):
+            is_numeric = any(RANGE.fullmatch(str(kind)) for kind in kinds)
+            if "text" in kinds and type(values[key]) is int and not is_numeric:
                 hint = f"\nWrite the number as text: '{key}=\"{values[key]}\"'"
             raise UserError(f"{key}={format_override(values[key])} must be {allowed}.{hint}")
     for override in command.overrides:

@@ -21,8 +21,6 @@ HOOKS = (
     *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "on_train_batch_end"),
 )
-
-
 HOOK_NAME = "_current_fx_name"
 set_any = pl.LightningModule.__setattr__
 

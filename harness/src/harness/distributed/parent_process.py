@@ -15,10 +15,11 @@ from pathlib import Path
 from harness.distributed.launcher import is_child_rank
 
 PARENT = "HARNESS_PARENT"  # "<pid of the parent>:<rank or job>:<folder of this process>"
+OF_SLURM = "SLURM_(?!CONF$|JWT$).*"  # variables of one Slurm job, and not of the cluster
 # Variables that launchers set in the processes of one run.
 OF_LAUNCHERS = re.compile(
     "RANK|(LOCAL|NODE|GROUP)_RANK|(LOCAL_|GROUP_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
-    "|ROLE_.*|TORCHELASTIC_.*|SLURM_(?!CONF$|JWT$).*|HARNESS_.*"
+    f"|ROLE_.*|TORCHELASTIC_.*|{OF_SLURM}|HARNESS_.*"
 )
 
 

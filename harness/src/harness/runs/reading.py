@@ -63,7 +63,7 @@ def find(folders: Sequence[Path]) -> Runs:
 
 def _has_failed_early(path: str, files: Sequence[str]) -> bool:
     """Return whether a job of a sweep has failed before its run began."""
-    has_record = provenance.FILE in files and "results.json" not in files
+    has_record = provenance.FILE in files and RESULTS not in files
     return has_record and provenance.read(Path(path)).get("status") == "failed"
 
 

@@ -74,9 +74,9 @@ def run_jobs(queue: Queue, place: Place, wait: bool = True) -> tuple[int, list[J
             may_start = not received and not is_full and len(running) < place.num_parallel
             if may_start and (job := queue.next()):
                 try:
-                    saved = by_step(job.folder / "checkpoints")
                     if text := place.start(job):
-                        text += f" from {saved[-1].stem}" if saved else ""
+                        if saved := by_step(job.folder / "checkpoints"):
+                            text += f", {saved[-1].stem} is saved"
                         print_text(f"job {job.number} {text}: {shlex.join(job.overrides)}")
                         running.append(job)
                     else:

@@ -31,7 +31,7 @@ UNCERTAIN = re.compile(  # errors of Slurm's network; sbatch may have submitted 
     "timed out|Unable to contact|[Cc]onnect|[Cc]ommunic|Zero Bytes|temporarily|standby"
 )
 FAILURE = f"Slurm job {{}} failed before its run began: see {SCREEN}"
-VARIABLES = re.compile("SLURM_(?!CONF$|JWT$)|SBATCH_|SQUEUE_")
+VARIABLES = re.compile(f"{parent_process.OF_SLURM}|SBATCH_|SQUEUE_")
 # The same lines as in the template's scripts/slurm/train.sbatch, which explains them.
 REQUEUE = """\
 status=$?
