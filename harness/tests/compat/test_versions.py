@@ -1,13 +1,17 @@
 """One file lists versions and private names; with others a run warns or is refused."""
 
 import ast
+import inspect
+import weakref
 from functools import lru_cache
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
+from pytorch_lightning.loops import training_epoch_loop
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 
 from harness.command import main
@@ -130,6 +134,25 @@ def test_hooks_that_callbacks_of_the_harness_lack_are_left_out_and_no_others(
     assert not callable(seeded.on_before_zero_grad)
     assert given.on_train_batch_end is print
     assert vars(own) == {}
+
+
+def test_a_signature_is_inspected_once(trainer: pl.Trainer, monkeypatch: Any) -> None:
+    class One(pl.LightningModule):
+        def training_step(self, batch: Any) -> None: ...
+
+    class Two(pl.LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    step_overhead.skip_unimplemented_hooks(trainer)
+    inspected = Mock(wraps=inspect.getfullargspec)
+    monkeypatch.setattr(inspect, "getfullargspec", inspected)
+    has_parameter = training_epoch_loop.is_param_in_hook_signature
+    modules = [One(), Two(), One(), Two()]
+    found = [has_parameter(module.training_step, "batch_idx", min_args=2) for module in modules]
+    assert found == [False, True] * 2
+    assert inspected.call_count == 2
+    kept = weakref.ref(modules.pop())
+    assert kept() is None
 
 
 def test_a_modules_attributes_are_set_as_before(trainer: pl.Trainer) -> None:

@@ -1,7 +1,10 @@
 """``Mean`` and ``is_logged``: two ways to log values of training steps at a low cost."""
 
+from typing import Any
+
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -20,7 +23,7 @@ class Mean(Metric):
     weight: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(dist_sync_fn=gather_scalar)
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
 
@@ -32,6 +35,13 @@ class Mean(Metric):
     def compute(self) -> Tensor:
         """Return the weighted mean of all values since the last ``reset``."""
         return self.total / self.weight
+
+
+def gather_scalar(value: Tensor, group: Any = None) -> list[Tensor]:
+    """Gather a scalar from all ranks, without the barrier of torchmetrics."""
+    gathered = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, value, group=group)
+    return gathered
 
 
 def is_logged(module: pl.LightningModule, batch_idx: int) -> bool:
