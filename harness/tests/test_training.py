@@ -27,7 +27,14 @@ def test_run_folder_holds_everything(finished_run: Path) -> None:
 
 def test_screen_shows_start_end_and_next_commands(finished_run: Path) -> None:
     screen = (finished_run.parents[1] / "screen.txt").read_text()
-    for text in ("strategy", "parameters", "batch", "test/accuracy", "tensorboard --logdir"):
+    for text in (
+        "strategy",
+        "parameters",
+        "batch",
+        "test/accuracy",
+        "of the best weights",
+        "tensorboard --logdir",
+    ):
         assert text in screen
     assert "-bound: " in next(line for line in screen.splitlines() if line.startswith("speed"))
     assert "Epoch 1: " in (finished_run / "run.log").read_text()

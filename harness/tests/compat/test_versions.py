@@ -111,12 +111,12 @@ def test_a_name_that_is_imported_and_gone_is_refused_as_well(
 
 
 def test_only_a_profiler_that_nobody_asked_for_is_replaced(trainer: pl.Trainer) -> None:
-    step_overhead.skip_unimplemented_hooks(trainer)
+    step_overhead.skip_needless_work(trainer)
     assert isinstance(trainer.profiler, PassThroughProfiler)
     with trainer.profiler.profile("a"), trainer.profiler.profile("b"):
         assert type(trainer.profiler) is step_overhead.NoProfiler
     wanted = trainer.profiler = SimpleProfiler()
-    step_overhead.skip_unimplemented_hooks(trainer)
+    step_overhead.skip_needless_work(trainer)
     assert trainer.profiler is wanted
 
 
@@ -127,7 +127,7 @@ def test_hooks_that_callbacks_of_the_harness_lack_are_left_out_and_no_others(
 
     given = pl.callbacks.LambdaCallback(on_train_batch_end=print)
     trainer.callbacks = [SeededSteps(0), given, Own()]  # type: ignore[attr-defined]
-    step_overhead.skip_unimplemented_hooks(trainer)
+    step_overhead.skip_needless_work(trainer)
     seeded, given, own = trainer.callbacks  # type: ignore[attr-defined]
     assert callable(seeded.on_train_batch_start)
     assert callable(seeded.on_train_epoch_start)
@@ -143,7 +143,7 @@ def test_a_signature_is_inspected_once(trainer: pl.Trainer, monkeypatch: Any) ->
     class Two(pl.LightningModule):
         def training_step(self, batch: Any, batch_idx: int) -> None: ...
 
-    step_overhead.skip_unimplemented_hooks(trainer)
+    step_overhead.skip_needless_work(trainer)
     inspected = Mock(wraps=inspect.getfullargspec)
     monkeypatch.setattr(inspect, "getfullargspec", inspected)
     has_parameter = training_epoch_loop.is_param_in_hook_signature
@@ -156,7 +156,7 @@ def test_a_signature_is_inspected_once(trainer: pl.Trainer, monkeypatch: Any) ->
 
 
 def test_a_modules_attributes_are_set_as_before(trainer: pl.Trainer) -> None:
-    step_overhead.skip_unimplemented_hooks(trainer)
+    step_overhead.skip_needless_work(trainer)
     module = pl.LightningModule()
     module.layer, module.number = torch.nn.Linear(1, 1), 2
     module._current_fx_name = "training_step"

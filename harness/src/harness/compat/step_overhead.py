@@ -53,11 +53,11 @@ class NoProfiler(PassThroughProfiler):
         return NOTHING
 
 
-def skip_unimplemented_hooks(trainer: pl.Trainer) -> None:
-    """Skip step hooks that a callback of the library or Lightning does not implement.
+def skip_needless_work(trainer: pl.Trainer) -> None:
+    """Replace what the module docstring lists, for this process and this Trainer's callbacks.
 
-    It also replaces Lightning's default profiler, which measures nothing, the method of modules
-    that sets the name of the running hook, and the function that inspects signatures.
+    Left out are step hooks that a callback of the library or of Lightning does not implement.
+    Lightning's default profiler, which measures nothing, is replaced by one that does nothing.
     """
     pl.LightningModule.__setattr__ = set_attribute  # type: ignore[method-assign,assignment]
     for part in (core_module, evaluation_loop, loop_utilities, training_epoch_loop):

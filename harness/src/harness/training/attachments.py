@@ -47,7 +47,7 @@ from harness.compat.hooks import around_hooks, on_request, restore_hooks, run_la
 from harness.compat.one_rank import HOOKS, seen_as_one_rank
 from harness.compat.precision import clip_without_scaler, double_before_loading
 from harness.compat.processes import keep_lightning_from_signals
-from harness.compat.step_overhead import skip_unimplemented_hooks
+from harness.compat.step_overhead import skip_needless_work
 from harness.distributed.launcher import environments
 from harness.distributed.should_stop import SynchronizedStop
 from harness.distributed.start_ranks import patch_lightning_launcher
@@ -121,7 +121,7 @@ def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
     patch_lightning_launcher()
     # Callbacks of the library and the profiler: Lightning does not call the hooks that they lack.
     # LightningModule: the name of the running hook is set without the checks of nn.Module.
-    skip_unimplemented_hooks(trainer)
+    skip_needless_work(trainer)
     # setup, *_dataloader, configure_optimizers: the user's code sees a world size of 1, so that
     # batch sizes and samplers are those of the global batch.
     around_hooks(trainer, [hooked for hooked in (model, data) if hooked], HOOKS, seen_as_one_rank)

@@ -117,8 +117,9 @@ def finish(trainer: pl.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> N
     tested = [name for name in sorted(metrics) if name.startswith("test/")]
     names = tested or [name for name in sorted(metrics) if not name.startswith("lr-")]
     results = [f"{name} {metrics[name]:.4f}" for name in names if name != LAST_WEIGHTS]
-    if LAST_WEIGHTS in metrics:
-        results.append("of the last weights")
+    if tested or LAST_WEIGHTS in metrics:
+        which = "last" if LAST_WEIGHTS in metrics else "best"
+        results.append(f"of the {which} weights")
     rows = {"result": ", ".join(results)} if results else {}
     if reason := entries["stopped_early"]:
         rows["stopped early"] = reason
