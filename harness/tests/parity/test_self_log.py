@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import all_reduce
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
 
 from harness.errors import UserError
 from harness.parity import gathering, self_log
@@ -154,6 +155,48 @@ def test_a_sample_that_a_rank_computes_as_padding_is_not_silently_counted() -> N
 def test_a_value_of_the_first_process_alone_is_told() -> None:
     """And not one that only some batches have, which are all of one process."""
     in_processes(2, tells)
+
+
+class Each(Module):
+    """Logs at each step, and stores what callbacks read after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric, self.calls, self.read = MeanMetric(), list[str](), list[dict[str, float]]()
+
+    def log(self, name: str, value: Any, **how: Any) -> None:
+        self.calls.append(name)  # SelfLog is called in its place, and calls it
+        super().log(name, value, **how)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        number = batch[0].mean()
+        self.log("step", number)
+        self.log("both", number, on_step=True, on_epoch=True)
+        self.metric.update(number)
+        self.log("metric", self.metric, on_step=False, on_epoch=True)
+        if batch_idx == 3:
+            self.log("late", number)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: list[Tensor], batch_idx: int) -> None:
+        self.read.append({k: float(v) for k, v in self.trainer.callback_metrics.items()})
+
+
+def reads_each() -> None:
+    module = Each()
+    small_trainer(1, max_epochs=2, num_sanity_val_steps=0, log_every_n_steps=3).fit(module)
+    once = ["step", "both", "metric", "late"]
+    assert [name for name in module.calls if name != "mean"] == once * 2
+    numbers = [1.5, 5.5, 9.5, 13.5, 16.5] * 2  # of 18 samples in batches of four
+    assert [read["step"] for read in module.read] == numbers
+    assert [read["both_step"] for read in module.read] == numbers
+    assert [read.get("late") for read in module.read] == [None] * 3 + [13.5] * 7
+    assert float(module.trainer.callback_metrics["both_epoch"]) == 8.5  # weighted by samples
+    assert float(module.trainer.callback_metrics["metric"]) == pytest.approx(sum(numbers) / 10)
+
+
+def test_lightning_gets_a_value_once_per_epoch_and_every_reader_the_latest() -> None:
+    in_processes(1, reads_each)
 
 
 def test_a_copy_of_the_module_has_the_log_of_lightning() -> None:

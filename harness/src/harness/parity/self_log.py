@@ -114,16 +114,19 @@ class SelfLog:
             logged.note_step(value.clone(), weight, self.step, self.batch_idx, bool(part))
         elif on_step and self.trainer.world_size == 1:  # else each rank evaluates other batches
             logged.note_step(value.clone(), weight, 0, 0)
-        if on_step or not self._is_known(key, passed):
+        is_known = self._is_known(key, passed)
+        if self.step is not None:  # Lightning has not read the epoch's value, which it would keep
+            is_known &= logged.is_logged and logged.computed is None
+        if not is_known or (on_step and self.step is None):
             self.pass_to_lightning(logged)
 
     def _is_known(self, key: str, how: dict[str, Any]) -> bool:
-        """Return whether Lightning has the value already, and reads it after the loader.
+        """Return whether Lightning has got the value in an earlier batch of this loader.
 
-        In that case Lightning's ``log`` is not called again, because it copies all values, which
+        It reads the value from the same object then. Its ``log`` is not called again, because that
         may take longer than a step.
         """
-        is_known = self.batch is not None and self.step is None and self.known.get(key) == how
+        is_known: bool = self.batch is not None and self.known.get(key) == how
         self.known[key] = how
         return is_known
 
@@ -167,7 +170,8 @@ class SelfLog:
         how = {k: v for k, v in given.items() if isinstance(v, (bool, str))}
         key = f"{hook}.{name}"
         self.logged[key] = LoggedMetric(how | {"name": name, "fx": hook}, metric)
-        is_at_steps = given.get("on_step", self.step is not None)
+        on_step = given.get("on_step")
+        is_at_steps = self.step is not None if on_step is None else on_step
         if is_at_steps and self.is_split and not metric.dist_sync_on_step:
             self._warn_once(
                 name,
@@ -175,7 +179,7 @@ class SelfLog:
                 "batch on rank 0.\nUse on_step=False, on_epoch=True: an epoch's value counts all "
                 "samples.",
             )
-        return not given.get("on_step") and self._is_known(key, how | {"metric": id(metric)})
+        return not is_at_steps and self._is_known(key, how | {"metric": id(metric)})
 
     def _warn_once(self, name: str, message: str) -> None:
         if name not in self.warned and self.trainer.is_global_zero:
