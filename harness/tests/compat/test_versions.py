@@ -1,9 +1,10 @@
 """One file lists versions and private names; with others a run warns or is refused."""
 
 import ast
+import gc
 import inspect
 import weakref
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -151,7 +152,11 @@ def test_a_signature_is_inspected_once(trainer: pl.Trainer, monkeypatch: Any) ->
     found = [has_parameter(module.training_step, "batch_idx", min_args=2) for module in modules]
     assert found == [False, True] * 2
     assert inspected.call_count == 2
+    modules[-1].training_step = partial(Two.training_step, modules[-1])  # type: ignore[method-assign]
+    assert has_parameter(modules[-1].training_step, "batch_idx")
+    inspected.reset_mock()  # it holds the arguments of its calls
     kept = weakref.ref(modules.pop())
+    gc.collect()
     assert kept() is None
 
 

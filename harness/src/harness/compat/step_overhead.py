@@ -11,6 +11,7 @@ Together this takes a fifth of a step of the tiny network in ``harness/benchmark
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -41,8 +42,10 @@ def set_attribute(module: pl.LightningModule, name: str, value: Any) -> None:
 
 
 def has_parameter(hook: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return what ``is_param_in_hook_signature`` returns, without keeping the hook's module."""
-    return inspect_once(getattr(hook, "__func__", hook), *args, **kwargs)
+    """Return what ``is_param_in_hook_signature`` returns; inspect each method of a class once."""
+    if isinstance(hook, MethodType):
+        return inspect_once(hook.__func__, *args, **kwargs)
+    return signature_utils.is_param_in_hook_signature(hook, *args, **kwargs)
 
 
 class NoProfiler(PassThroughProfiler):

@@ -22,23 +22,20 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch.distributed as dist
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.compat.processes import BeforeCollectives
 from harness.data.shared_batches import SharedBatchSampler
 from harness.distributed.gather import gather
 from harness.errors import UserError
-from harness.kinds import BATCH_NORMS
 from harness.parity.global_batches import BatchSplitter, splitter_of
-from harness.strategies.sync_batch_norm import SyncBatchNorm
 
 log = logging.getLogger(__name__)
 # Methods of the strategy that ``Gathering`` replaces during a run.
 METHODS = ("all_gather", "training_step", "validation_step", "test_step")
 LIBRARIES = ("pytorch_lightning", "lightning_fabric", "torchmetrics")  # may call collectives
 FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable")
-WRITERS = (*BATCH_NORMS, SyncBatchNorm)  # in training mode, they write buffers and read none
 FRAMEWORK = set(vars(pl.LightningModule()))  # attributes that every module has
 
 ListKey = tuple[str, Any]  # name of an attribute; key in it if it is a dict of lists, else None
@@ -63,7 +60,6 @@ class Gathering:
         self.is_alone = False  # whether other ranks have no batch during this rank's last batch
         self.is_padding = False  # whether this rank has no sample of the training batch
         self.has_warned = False
-        self.owners: list[nn.Module] | None = None  # layers with buffers, in this epoch
         self.original_all_gather, *steps = (getattr(trainer.strategy, name) for name in METHODS)
         replacements = [self.all_gather, *(partial(self._step, step) for step in steps)]
         vars(trainer.strategy).update(zip(METHODS, replacements, strict=True))
@@ -99,21 +95,11 @@ class Gathering:
             self.skips_all_gather, self.is_alone = not is_split, is_last and not is_split
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
-            is_first = batch_idx + dataloader_idx == 0
-            self.owners = None if is_first else self.owners
-            is_due = is_first or (is_training and self._reads_buffers())
+            # DDP broadcasts rank 0's buffers in each forward. In an evaluation once is enough. In
+            # training any rank may read any buffer at any time, so each step needs them.
+            is_due = is_training or batch_idx + dataloader_idx == 0
             if model.require_forward_param_sync != is_due:  # setting it is slow
                 model.require_forward_param_sync = is_due
-
-    def _reads_buffers(self) -> bool:
-        """Return whether a training step may read a buffer.
-
-        If so, DDP broadcasts rank 0's buffers before the step. BatchNorm in training mode reads
-        none: it only writes its running statistics, for the next evaluation.
-        """
-        if self.owners is None:
-            self.owners = [m for m in self.module.modules() if [*m.buffers(recurse=False)]]
-        return not all(type(owner) in WRITERS and owner.training for owner in self.owners)
 
     def end_batch(self) -> None:
         """Let ``all_gather`` gather again: the batch and its hooks have ended."""
