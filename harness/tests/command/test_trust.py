@@ -23,7 +23,6 @@ from harness.command import run_folder
 from harness.command.compose import compose
 from harness.errors import UserError
 from harness.files import write_yaml
-from harness.loggers import prediction_table
 from harness.runs import reading
 from harness.training import log_file, summary
 from tests.command.test_resume_command import contents
@@ -333,10 +332,3 @@ def test_a_log_line_and_a_summary_obey_no_terminal(capsys: pytest.CaptureFixture
     said = "".join(capsys.readouterr())
     assert "a\n\tb \\x1b[2J" in said
     assert "\x1b" not in said
-
-
-def test_a_spreadsheet_computes_no_text_of_a_prediction(tmp_path: Path) -> None:
-    path = tmp_path / "out.csv"
-    prediction_table.write(path, {(0, 0): {"=1+1": "=1+1", "b": -1.5, "c": "@x"}}, {"d": ["+2"]})
-    rows = path.read_text().splitlines()
-    assert rows == ["sample,d,'=1+1,b,c", "0,'+2,'=1+1,-1.5,'@x"]

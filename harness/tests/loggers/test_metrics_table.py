@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.loggers import metrics_table
+from harness.loggers import metrics_table, prediction_table
 from harness.loggers.metrics_table import MetricsTable
 
 
@@ -38,3 +38,21 @@ def test_rows_that_could_not_be_written_are_written_once(
     monkeypatch.undo()
     table.write_all()
     assert len(rows(table.path)) == 1
+
+
+def test_a_table_of_any_size_is_cut(tmp_path: Path) -> None:
+    """``runs.py`` reads 8 million cells at most, but a run that was longer can be resumed."""
+    path, num_columns = tmp_path / "metrics.csv", 9000
+    header = ",".join(["step", *map(str, range(num_columns))])
+    path.write_text(
+        "\n".join([header, *(f"{i},{i}" + "," * (num_columns - 1) for i in range(1000))])
+    )
+    assert metrics_table.cut(path, 999) == 999
+    columns, kept = metrics_table.read(path)
+    assert (columns, kept[-1], len(kept)) == (["step", "0"], {"step": "998", "0": "998"}, 999)
+
+
+def test_predictions_are_written_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    prediction_table.write(path, {(0, 0): {"a": "-1", "b": -1.5, "c": "@x"}}, {"d": ["+2"]})
+    assert path.read_text().splitlines() == ["sample,d,a,b,c", "0,+2,-1,-1.5,@x"]

@@ -228,14 +228,4 @@ def write(
         | rows[loader, number]
         for loader, number in sorted(rows)
     )
-    safe = ({as_text(name): as_text(cell) for name, cell in line.items()} for line in lines)
-    metrics_table.write(path, [*map(as_text, [*own, *data_columns, *names])], safe)
-
-
-def as_text(cell: Any) -> Any:
-    """Put an apostrophe before a text that a spreadsheet would compute, such as ``=1+1``.
-
-    A text may come from a stranger's data, as the name of a class or the output of a network.
-    """
-    is_formula = isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r")
-    return f"'{cell}" if is_formula else cell
+    metrics_table.write(path, [*own, *data_columns, *names], lines)
