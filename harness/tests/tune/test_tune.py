@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from harness.tune import search, trials
 from harness.tune.__main__ import main
+from harness.tune.trials import Steps
 from tests.conftest import ROOT
 from tests.faults.fork_server import command
 from tests.strategy_runs import write_conf
@@ -139,6 +141,26 @@ def test_mistakes_and_failures_end_in_a_few_lines(tune: Tune, tmp_path: Path) ->
     assert len(printed.splitlines()) <= 3
     printed = tune(model=net("Interrupted"), data=DATA, status=130)
     assert printed == "Stopped. tune has written nothing.\n"
+
+
+@pytest.mark.parametrize(("second", "is_told"), [(0.5, True), (0.9, False)])
+def test_a_disturbed_measurement_is_told(
+    second: float,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A batch of twice the size cannot need half the time."""
+    seconds = {64: 1.0, 128: second, 256: 2.0, 512: 4.0}
+    monkeypatch.setattr(
+        search, "measure_steps", lambda _, size: Steps(size, seconds[size], 0, 10**6, 1, False)
+    )
+    cfg = OmegaConf.create({"data": {"batch_size": 64}, "trainer": {"accelerator": "cpu"}})
+    search.tune_batch_size(cfg, 1, paste := [])
+    assert paste == ["data.batch_size=128"]
+    printed = capsys.readouterr().out
+    assert ("Run the command again when nothing else runs." in printed) == is_told
+    assert all(len(line) <= 80 for line in printed.splitlines())
 
 
 def test_the_rate_is_that_of_the_steepest_fall() -> None:

@@ -150,7 +150,11 @@ class Images(SplitDataModule):
         super().__init__(**kwargs)
         self.root, self.predict_root, self.cache_dir = Path(root), predict_root, Path(cache_dir)
         self.size, self.side = size, round(size * MARGIN)
-        self.augmented = partial(augment, scale=crop_scale, flip=flip, jitter=color_jitter)
+        self.augmentation: dict[str, Any] = {
+            "scale": crop_scale,
+            "flip": flip,
+            "jitter": color_jitter,
+        }
 
     def decoded(self, key: str, root: Path, names: Sequence[str]) -> tuple[Path, list[str]]:
         """Decode files once; return the array's file and the names of unreadable images."""
@@ -190,6 +194,11 @@ class Images(SplitDataModule):
             rows["train"] = np.setdiff1d(drawn, np.concatenate([rows[name] for name in missing]))
         counts = ", ".join(f"{name} {len(part):,}" for name, part in rows.items())
         self.say(f"data.root={self.root}: {len({*classes})} classes; images: {counts}")
+        if self.augment:
+            smallest, largest = self.augmentation["scale"]
+            flips = ", flips" * self.augmentation["flip"]
+            crops = f"crops of {smallest:.0%} to {largest:.0%} of the area{flips}"
+            self.say(f"augmentation: {crops}, colors ±{self.augmentation['jitter']:.0%}")
         checksum = hashlib.sha256(json.dumps([names[row] for row in drawn]).encode()).hexdigest()
         return {
             "path": path,
@@ -248,7 +257,7 @@ class Images(SplitDataModule):
         images, *others = batch if isinstance(batch, (tuple, list)) else (batch,)
         images = images.movedim(3, 1).float() / 255  # (B, 3, side, side)
         if len(others) == 2:
-            images = self.augmented(images, others[1].float() / 2**31, self.size)
+            images = augment(images, others[1].float() / 2**31, self.size, **self.augmentation)
         else:
             low = (self.side - self.size) // 2
             images = images[:, :, low : low + self.size, low : low + self.size]

@@ -65,7 +65,8 @@ COUNTS = (
 )
 RANDOM = (
     "{} draws random numbers in its steps ({}): each {} draws different numbers, so the "
-    "weights differ from those of a single process."
+    "weights differ from those of a single process.\nThe training is as good. To compare "
+    "strategies, switch off what draws, such as dropout."
 )
 NOT_COMPARED = " Its loss was not compared. Check that it is a mean over samples."
 UNEQUAL = (

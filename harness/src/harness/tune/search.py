@@ -8,6 +8,7 @@ import logging
 import re
 import tempfile
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from harness.tune.trials import (
 )
 
 GAIN = 1.05  # speedup below which a larger batch does not count as faster
+DISTURBED = 1.2  # by which a step may take longer than one of a batch twice as large
 NUM_STEPS = 10  # steps that an epoch must have with a larger batch
 MAX_SECONDS = 60  # limit for all batch sizes, and for the search for a rate
 NUM_RATES = 100
@@ -130,9 +132,12 @@ def tune_batch_size(cfg: Any, num_devices: int, paste: list[str]) -> Steps:
     best = next(r for r in usable if GAIN * r.speed >= max(row.speed for row in usable))
     if size is not None:
         cfg.data.batch_size = best.num_samples
-        limit = f" that leaves {NUM_STEPS} steps per epoch" if len(usable) < len(rows) else ""
-        why += f"\n{best.num_samples:,} is the smallest within 5 % of the fastest{limit}."
+        limit = f" with {NUM_STEPS} steps per epoch" if len(usable) < len(rows) else ""
+        why += f"\n{best.num_samples:,} is the smallest within 5 % of the fastest size{limit}."
         paste.append(f"{BATCH_SIZE}={best.num_samples * num_devices}")
+    if any(DISTURBED * more.seconds < less.seconds for less, more in pairwise(rows)):
+        why += "\nA larger batch took less time than a smaller one, so other programs slow this"
+        why += "\none down. Run the command again when nothing else runs."
     say(why)
     return best
 
