@@ -198,7 +198,7 @@ class Images(SplitDataModule):
             smallest, largest = self.augmentation["scale"]
             flips = ", flips" * self.augmentation["flip"]
             crops = f"crops of {smallest:.0%} to {largest:.0%} of the area{flips}"
-            self.say(f"augmentation: {crops}, colors ±{self.augmentation['jitter']:.0%}")
+            self.say(f"training images: {crops}, colors ±{self.augmentation['jitter']:.0%}")
         checksum = hashlib.sha256(json.dumps([names[row] for row in drawn]).encode()).hexdigest()
         return {
             "path": path,

@@ -57,10 +57,11 @@ class NoProfiler(PassThroughProfiler):
 
 
 def skip_needless_work(trainer: pl.Trainer) -> None:
-    """Replace what the module docstring lists, for this process and this Trainer's callbacks.
+    """Skip the work that the first lines of this file list.
 
-    Left out are step hooks that a callback of the library or of Lightning does not implement.
-    Lightning's default profiler, which measures nothing, is replaced by one that does nothing.
+    The Trainer gets a profiler that does nothing, unless the user has chosen one. Its callbacks
+    from the library and from Lightning lose the step hooks that they do not implement. The other
+    changes replace functions of Lightning for the whole process.
     """
     pl.LightningModule.__setattr__ = set_attribute  # type: ignore[method-assign,assignment]
     for part in (core_module, evaluation_loop, loop_utilities, training_epoch_loop):

@@ -115,7 +115,8 @@ class SelfLog:
         elif on_step and self.trainer.world_size == 1:  # else each rank evaluates other batches
             logged.note_step(value.clone(), weight, 0, 0)
         is_known = self._is_known(key, passed)
-        if self.step is not None:  # Lightning has not read the epoch's value, which it would keep
+        if self.step is not None:
+            # Once Lightning has read the epoch's value, it keeps it until ``log`` is called again.
             is_known &= logged.is_logged and logged.computed is None
         if not is_known or (on_step and self.step is None):
             self.pass_to_lightning(logged)

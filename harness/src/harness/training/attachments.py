@@ -9,8 +9,8 @@ The library attaches at four moments:
 4. ``Attachments.on_train_start``: functions that run after all hooks of the user.
 
 ``Attachments.teardown`` undoes 4. Of 3, it restores ``self.log``, the logger connector and the
-strategy's methods. The loops, the signal handlers, the profiler, the module's precision and
-``LightningModule.__setattr__`` keep their changes.
+strategy's methods. The loops, the signal handlers, the profiler, the module's precision,
+``LightningModule.__setattr__`` and ``is_param_in_hook_signature`` keep their changes.
 
 Other files attach the following, each in its own place, because it needs an object of that place:
 
@@ -121,6 +121,7 @@ def attach(trainer: pl.Trainer, model: pl.LightningModule, data: Any) -> None:
     patch_lightning_launcher()
     # Callbacks of the library and the profiler: Lightning does not call the hooks that they lack.
     # LightningModule: the name of the running hook is set without the checks of nn.Module.
+    # is_param_in_hook_signature: each method of the user is inspected once, and not in each step.
     skip_needless_work(trainer)
     # setup, *_dataloader, configure_optimizers: the user's code sees a world size of 1, so that
     # batch sizes and samplers are those of the global batch.
